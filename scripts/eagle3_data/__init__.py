@@ -1,0 +1,8 @@
+"""Turns conversations and a target model into a proven EAGLE-3 training set.
+
+All logic of the workflow lives here and is testable without Snakemake. Importing this package imports the
+standard library only; modules that need torch, transformers or vLLM import them themselves.
+"""
+
+FORMAT_VERSION = 1
+"""Version of every record and file layout this package writes. Raise it when a reader of old files would misread them."""

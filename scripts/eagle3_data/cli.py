@@ -1,0 +1,42 @@
+"""What every script shares: private files, readable errors, an exit code. Standard library only."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from eagle3_data.errors import Eagle3DataError, causes_of, headline
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Run a script's `main` and exit: 0, 1 for an error (explained on stderr), 130 for Ctrl-C.
+
+    An error of this package is shown by its message alone, since the message says what to do; any other error is a
+    fault of ours or of a library and is shown with its traceback.
+    """
+    os.umask(0o077)
+    faulthandler.enable()
+    try:
+        main()
+    except Eagle3DataError as error:
+        print(headline(error), file=sys.stderr)
+        for cause in causes_of(error):
+            print(f"  caused by {headline(cause)}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{os.path.basename(sys.argv[0])} met an error it does not know: {headline(error)}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def say(message: str) -> None:
+    """A line for the rule's log."""
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,188 @@
+"""The typed, frozen configuration. Unknown keys are errors; config/README.md and config/schema.json are generated from it.
+
+The Snakefile validates the whole configuration once and hands each rule only the sections it needs, as JSON on the
+command line: a changed key then re-runs the rules that read it and no others. By hand, scripts take a config file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from eagle3_data.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class Target(Section):
+    """The target model whose hidden states are extracted."""
+
+    path: str = Field(description="Directory of the checkpoint (config.json, safetensors, tokenizer). `demo/tiny-llama` and `demo/tiny-kimi` are built on the spot.")
+    trust_remote_code: bool = Field(False, description="Let transformers and vLLM run Python code that lies in the checkpoint. Its hash enters the fingerprint.")
+
+
+class Source(Section):
+    """One file of conversations."""
+
+    path: str = Field(description="JSON or JSONL file.")
+    name: str = Field("", description="Name in sample ids and in the ledger; by default the file name without its ending.")
+    layout: Literal["auto", "sharegpt", "messages"] = Field(
+        "auto", description="`sharegpt` (from/value), `messages` (OpenAI role/content), or `auto`: told by the first row's turns."
+    )
+    field: str = Field("", description="Field of a row that holds the turns; by default `conversations` or `messages`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_from_path(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("name") and isinstance(values.get("path"), str):
+            return {**values, "name": Path(values["path"]).name.split(".")[0]}
+        return values
+
+
+class Data(Section):
+    """The conversations to train on."""
+
+    sources: tuple[Source, ...] = Field(min_length=1, description="Files of conversations, read in this order.")
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Self:
+        names = [source.name for source in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two sources are named {name!r}; give them different `name`s")
+        return self
+
+
+class Tokenization(Section):
+    """How conversations become token ids and loss masks."""
+
+    max_length: int = Field(4096, ge=2, description="Longest sample, in tokens.")
+    too_long: Literal["truncate", "drop"] = Field("truncate", description="What happens to a longer one.")
+    train_end_of_turn: bool = Field(True, description="Whether the token that ends an assistant turn is trained.")
+    on_bad_row: Literal["error", "drop"] = Field("error", description="A row that cannot be read stops the rule, or is dropped and counted.")
+    batch_tokens: int = Field(200_000, ge=1, description="Tokens of a batch, the unit of retry and validation.")
+
+
+class Extraction(Section):
+    """How hidden states are extracted."""
+
+    engine: str = Field("eagle3_data.engines.vllm:VllmEngine", pattern=r"^[\w.]+:\w+$", description="Engine class as `module:Class`.")
+    layers: tuple[int, ...] | None = Field(
+        None, description="Layer ids to capture, ascending, the last layer included; by default 2, L//2, L-3 and L of an L-layer model."
+    )
+    layer_convention: Literal["vllm", "speculators-0.3"] = Field(
+        "vllm", description="How `layers` counts. `vllm`: k = after k decoder layers. `speculators-0.3` (to 0.4): k = after the layer of index k."
+    )
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU.")
+    tensor_parallel: int = Field(1, ge=1, description="Devices the model is split over.")
+    jobs: int = Field(1, ge=1, description="Independent jobs that share the batches, each with its own devices and its own copy of the model.")
+    store: str = Field("results/store", description="Directory of the content-addressed store; runs may share it.")
+    in_flight_tokens: int = Field(65_536, ge=1, description="Tokens handed to the engine and not yet committed; bounds host memory to this times the bytes of a token.")
+    write_timeout_s: float = Field(600, gt=0, description="How long a finished request's file may take to appear.")
+    engine_arguments: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the engine, for `vllm` those of `vllm.LLM`.")
+
+    @model_validator(mode="after")
+    def _reserved_arguments(self) -> Self:
+        reserved = {
+            "model": "target.path", "dtype": "extraction.dtype", "tensor_parallel_size": "extraction.tensor_parallel",
+            "max_model_len": "tokenization.max_length", "trust_remote_code": "target.trust_remote_code",
+            "speculative_config": "extraction.layers", "kv_transfer_config": "extraction.store",
+        }  # fmt: skip
+        for name in reserved.keys() & self.engine_arguments.keys():
+            raise ValueError(f"engine_arguments.{name} is set by the workflow; use {reserved[name]}")
+        return self
+
+
+class Compatibility(Section):
+    """What is checked before the target model is loaded."""
+
+    canary: Literal["inline", "off"] = Field(
+        "inline", description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right."
+    )
+    allow: tuple[str, ...] = Field((), description="Ids of findings accepted knowingly; they stay in the report.")
+
+
+class TrainingSet(Section):
+    """The assembled training set."""
+
+    draft_vocab_size: int | None = Field(None, ge=1, description="Size of the draft model's vocabulary; by default no map is made and the draft uses the target's.")
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    run: str = Field("demo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run: results/<run>, logs/<run>.")
+    target: Target
+    data: Data
+    tokenization: Tokenization = Tokenization()
+    extraction: Extraction = Extraction()
+    compatibility: Compatibility = Compatibility()
+    training_set: TrainingSet = TrainingSet()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if f"results/{self.run}" == self.extraction.store:
+            raise ValueError(f"run {self.run!r} and extraction.store would share results/{self.run}; rename the run")
+        if self.extraction.in_flight_tokens < self.tokenization.max_length:
+            raise ValueError(
+                f"extraction.in_flight_tokens ({self.extraction.in_flight_tokens}) is less than tokenization.max_length ({self.tokenization.max_length}): the longest sample would never be sent"
+            )
+        return self
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def validate(cls: type[AnySection], values: Any, place: str = "config") -> AnySection:
+    """`values` as a `cls`. Raises ConfigError naming each wrong key, its place, and the nearest known key."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in error.errors())) from None
+
+
+def _explain(cls: type[BaseModel], problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+    if problem["type"] != "extra_forbidden":
+        given = "" if problem["type"] in ("missing", "value_error") else f" (given: {problem['input']!r})"
+        return f"  {where}: {problem['msg'].removeprefix('Value error, ')}{given}"
+    known = list(_fields_at(cls, problem["loc"][:-1]))
+    near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+    return f"  {where}: unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")
+
+
+def _fields_at(cls: type[BaseModel], location: tuple[str | int, ...]) -> dict[str, Any]:
+    for part in location:
+        if isinstance(part, str) and part in cls.model_fields:
+            annotation = cls.model_fields[part].annotation
+            cls = next((t for t in (annotation, *getattr(annotation, "__args__", ())) if isinstance(t, type) and issubclass(t, BaseModel)), cls)
+    return dict(cls.model_fields)
+
+
+def load_config(values: dict[str, Any]) -> Config:
+    """Validate what Snakemake merged from config files and `--config`. Raises ConfigError."""
+    return validate(Config, values)
+
+
+def sections_json(config: Config, *names: str) -> str:
+    """The named sections as JSON, for a rule's command line."""
+    return json.dumps({name: getattr(config, name).model_dump(mode="json") for name in names}, sort_keys=True)
+
+
+def load_section(argument: str, name: str, cls: type[AnySection]) -> AnySection:
+    """Section `name` of a script's `--config`: JSON text as made by `sections_json`, or the path of a YAML/JSON file."""
+    place = "--config" if argument.lstrip().startswith("{") else argument
+    try:
+        values = yaml.safe_load(argument if place == "--config" else Path(argument).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{place} cannot be read as YAML or JSON") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{place} must hold a mapping of sections")
+    return validate(cls, values.get(name, {}), f"section `{name}` of {place}")
