@@ -1,0 +1,65 @@
+"""What a check found: three-valued (fails, may fail, cannot tell), with both places, the first version and a remedy. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+Level = Literal["fail", "warn", "unknown"]
+
+LEVELS: tuple[Level, ...] = ("fail", "warn", "unknown")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that will fail, may fail, or could not be judged.
+
+    `id` is a stable short name of the kind of fault, so that it can be accepted in the configuration and looked up.
+    `client_location` and `vllm_location` are `file:line` relative to the root of their source tree, or empty where a
+    side has no part in the fault; `since` is the first version of vLLM that shows it, where a history was looked at.
+    """
+
+    id: str
+    level: Level
+    title: str
+    client_location: str = ""
+    vllm_location: str = ""
+    since: str = ""
+    remedy: str = ""
+    accepted: bool = False
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The result of a check: what was looked at, what was found, and how long it took."""
+
+    findings: tuple[Finding, ...]
+    subject: dict[str, Any] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.level == "fail" and not finding.accepted for finding in self.findings)
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "verdict": "fail" if self.failed else "pass",
+            "findings": [finding.as_record() for finding in self.findings],
+            "subject": self.subject,
+            "elapsed_s": round(self.elapsed_s, 3),
+        }
+
+
+def accept(findings: Iterable[Finding], allowed: Iterable[str]) -> tuple[Finding, ...]:
+    """The findings, those whose id the user allows marked accepted. They stay in the report but do not fail it."""
+    allowed = frozenset(allowed)
+    return tuple(replace(finding, accepted=finding.id in allowed) for finding in findings)
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Each finding once, worst first; within a level in the order of discovery."""
+    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level)))
