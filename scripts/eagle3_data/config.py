@@ -29,14 +29,17 @@ class Target(Section):
 
 
 class Source(Section):
-    """One file of conversations."""
+    """One set of conversations: a file, a directory or a dataset of the Hugging Face hub."""
 
-    path: str = Field(description="JSON or JSONL file.")
+    path: str = Field(description="File (`.json`, `.jsonl`), read row by row.")
     name: str = Field("", description="Name in sample ids and in the ledger; by default the file name without its ending.")
     layout: Literal["auto", "sharegpt", "messages"] = Field(
-        "auto", description="`sharegpt` (from/value), `messages` (OpenAI role/content), or `auto`: told by the first row's turns."
+        "auto", description="`sharegpt` (from/value), `messages` (OpenAI role/content), or `auto`: told by each row's fields."
     )
     field: str = Field("", description="Field of a row that holds the turns; by default `conversations` or `messages`.")
+    roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(
+        default_factory=dict, description="Further role names and what they mean, such as `{bot: assistant}`."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -49,7 +52,7 @@ class Source(Section):
 class Data(Section):
     """The conversations to train on."""
 
-    sources: tuple[Source, ...] = Field(min_length=1, description="Files of conversations, read in this order.")
+    sources: tuple[Source, ...] = Field(min_length=1, description="Sets of conversations, read in this order.")
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
@@ -65,7 +68,15 @@ class Tokenization(Section):
 
     max_length: int = Field(4096, ge=2, description="Longest sample, in tokens.")
     too_long: Literal["truncate", "drop"] = Field("truncate", description="What happens to a longer one.")
+    train_on: Literal["all", "last", "each"] = Field(
+        "all", description="Assistant turns to train: `all` of a conversation, the `last` one, or `each` one in a row of its own that ends with it."
+    )
     train_end_of_turn: bool = Field(True, description="Whether the token that ends an assistant turn is trained.")
+    template_arguments: dict[str, Any] = Field(default_factory=dict, description="Further variables of the chat template, such as `{enable_thinking: false}`.")
+    reasoning_markers: tuple[tuple[str, str], ...] = Field(
+        (("<think>", "</think>"), ("◁think▷", "◁/think▷")),
+        description="Texts around reasoning. A pair with nothing between them is the template's scaffold and not trained.",
+    )
     on_bad_row: Literal["error", "drop"] = Field("error", description="A row that cannot be read stops the rule, or is dropped and counted.")
     batch_tokens: int = Field(200_000, ge=1, description="Tokens of a batch, the unit of retry and validation.")
 
@@ -73,7 +84,7 @@ class Tokenization(Section):
 class Extraction(Section):
     """How hidden states are extracted."""
 
-    engine: str = Field("eagle3_data.engines.vllm:VllmEngine", pattern=r"^[\w.]+:\w+$", description="Engine class as `module:Class`.")
+    engine: str = Field("eagle3_data.engines.vllm.engine:VllmEngine", pattern=r"^[\w.]+:\w+$", description="Engine class as `module:Class`.")
     layers: tuple[int, ...] | None = Field(
         None, description="Layer ids to capture, ascending, the last layer included; by default 2, L//2, L-3 and L of an L-layer model."
     )

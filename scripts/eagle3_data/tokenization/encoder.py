@@ -1,0 +1,144 @@
+"""Text with marked spans to token ids and a loss mask, such that a trained token is never partly prompt.
+
+A token that straddles the border of a span (a prompt that ends in a line feed before an answer that starts with one) would be
+trained for characters that the assistant did not write. There the text is encoded in pieces: the prompt, then the answer, which
+is also how an engine sees them when it generates. Everywhere else the ids are those of the whole text.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress, pairwise
+from typing import Any, Protocol
+
+from eagle3_data.tokenization.rows import DropError
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """`ids` [T]; `mask` [T] of 0 and 1; `cuts` gives the token position of each border of the spans, ascending."""
+
+    ids: list[int]
+    mask: bytearray
+
+
+class Backend(Protocol):
+    """What is needed of a tokenizer. Neither method adds or drops special tokens."""
+
+    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
+        """Token ids, and for each border (a character position) the number of tokens before it, None if a token straddles it."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens written out."""
+
+
+class FastBackend:
+    """A tokenizer of the `tokenizers` library, asked directly: its offsets stay in Rust, only those at borders are looked up."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = encoding.ids
+        return ids, [self._tokens_before(encoding, len(ids), border, len(text)) for border in borders]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @staticmethod
+    def _tokens_before(encoding: Any, count: int, border: int, length: int) -> int | None:
+        if border == length:
+            return count
+        if border == 0:
+            return 0
+        token = encoding.char_to_token(border)
+        if token is None or encoding.token_to_chars(token)[0] != border:
+            return None
+        # a character of several tokens is found at its first
+        return token if token == 0 or encoding.token_to_chars(token - 1)[1] <= border else None
+
+
+class SlowBackend:
+    """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It has no offsets, so spans are encoded apart."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
+        ids = self._encode(text)
+        return ids, [self._tokens_before(text, ids, border) for border in borders]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _tokens_before(self, text: str, ids: list[int], border: int) -> int | None:
+        """Bisection over the decoded length of prefixes, then a comparison with the text itself."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            decoded = self.decode(ids[:middle])
+            low, high = (middle + 1, high) if len(decoded) < border else (low, middle)
+        return low if self.decode(ids[:low]) == text[:border] else None
+
+
+class SpanEncoder:
+    """Encodes rendered conversations. Raises DropError("text-mismatch") where the trained tokens do not read as the trained text."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
+        """Ids of `text` and a mask of 1 for the tokens of `spans` (character start and end, ascending, not overlapping)."""
+        borders = [border for span in spans for border in span]
+        ids, cuts = self._backend.encode(text, borders)
+        if None in cuts:
+            ids, cuts = self._in_pieces(text, borders, cuts)
+        mask = bytearray(len(ids))
+        for start, end in zip(cuts[::2], cuts[1::2], strict=True):
+            mask[start:end] = b"\x01" * (end - start)  # type: ignore[operator]
+        self._check(text, spans, ids, mask)
+        return Encoded(ids, mask)
+
+    def _in_pieces(self, text: str, borders: Sequence[int], cuts: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
+        """Encode the text apart at each border that a token straddles."""
+        ids: list[int] = []
+        counts: dict[int, int | None] = {}
+        breaks = [0, *dict.fromkeys(border for border, cut in zip(borders, cuts, strict=True) if cut is None), len(text)]
+        for start, end in pairwise(breaks):
+            inside = [border for border in borders if start <= border <= end]
+            piece, places = self._backend.encode(text[start:end], [border - start for border in inside])
+            for border, place in zip(inside, places, strict=True):
+                if place is None:
+                    raise DropError("text-mismatch", "a token straddles the border of a turn")
+                counts[border] = len(ids) + place
+            ids += piece
+        return ids, [counts[border] for border in borders]
+
+    def _check(self, text: str, spans: Sequence[tuple[int, int]], ids: Sequence[int], mask: bytearray) -> None:
+        trained = list(compress(ids, mask))
+        expected = "".join(text[start:end] for start, end in spans)
+        decoded = self._backend.decode(trained)
+        if decoded != expected and _comparable(decoded) != _comparable(expected):
+            raise DropError("text-mismatch", "the trained tokens do not decode to the assistant's text")
+
+
+def _comparable(text: str) -> str:
+    """A text as a tokenizer with a normalizer sees it: composed characters, no space at the ends."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def special_prefix(encode: Callable[..., Any]) -> list[int]:
+    """The tokens that a tokenizer puts before a text by itself (BOS), from encoding one with and without special tokens."""
+    bare, full = list(encode("x", add_special_tokens=False)["input_ids"]), list(encode("x", add_special_tokens=True)["input_ids"])
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start]
+    return []

@@ -1,0 +1,82 @@
+"""What a row of a source becomes, and the two ways in which it can fail. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+REASONS = {
+    "bad-row": "the row cannot be read as its layout says",
+    "empty": "the conversation has no turn, or no turn of the assistant says anything",
+    "no-assistant-turn": "there is no turn of the assistant to train on",
+    "template-refused": "the target's chat template raised an error",
+    "history-rewritten": "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be proved",
+    "text-mismatch": "the trained tokens would not read as the assistant's text",
+    "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",
+    "too-long": "longer than tokenization.max_length",
+    "duplicate": "the same token ids came before",
+}
+"""Reason codes of the ledger."""
+
+
+class BadRowError(Exception):
+    """The row does not have the form that its layout promises: an error, or with `on_bad_row: drop` a fate."""
+
+
+class DropError(Exception):
+    """The row is well-formed and cannot be trained on. `reason` is a key of REASONS, `detail` says where."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed, else `value` is the row."""
+
+    source: int
+    index: int
+    place: str
+    text: bytes | str | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in OpenAI's form, roles system/user/assistant/tool, content a string or None, arguments as the file has them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row of the training set. `ids` int32 and `mask` uint8, both little-endian bytes; `key` addresses the hidden states."""
+
+    suffix: str
+    key: str
+    ids: bytes
+    mask: bytes
+    truncated: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return len(self.mask)
+
+    @property
+    def trained_tokens(self) -> int:
+        return self.mask.count(1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one row: samples, or why there are none. `dropped` lists (suffix, reason, detail) of what was dropped."""
+
+    source: int
+    index: int
+    file_id: str = ""
+    samples: tuple[Sample, ...] = ()
+    dropped: tuple[tuple[str, str, str], ...] = field(default=())
+    error: str = ""

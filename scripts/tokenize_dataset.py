@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""Tokenize conversations with the target's chat template: token ids, loss masks, batches, and a fate for every row."""
+
+import argparse
+from pathlib import Path
+
+from eagle3_data import cli
+from eagle3_data.config import Data, Target, Tokenization, load_section
+from eagle3_data.target import TargetDescription
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True, help="configuration file, or its sections data, target and tokenization as JSON")
+    parser.add_argument("--target", required=True, help="record of describe_target")
+    parser.add_argument(
+        "--output-dir", required=True, type=Path, help="directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy, samples.html"
+    )
+    arguments = parser.parse_args()
+    from eagle3_data.tokenization.dataset import Settings, summary, tokenize_dataset
+
+    settings = Settings(
+        data=load_section(arguments.config, "data", Data),
+        tokenization=load_section(arguments.config, "tokenization", Tokenization),
+        target=load_section(arguments.config, "target", Target),
+    )
+    for line in summary(tokenize_dataset(settings, TargetDescription.read(arguments.target), arguments.output_dir)):
+        cli.say(line)
+
+
+if __name__ == "__main__":
+    cli.run(main)
