@@ -2,17 +2,25 @@
 """Find in seconds, before any model is loaded, what would make hidden-state extraction fail."""
 
 import argparse
+import json
+import sys
+import time
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.compatibility import report
+from eagle3_data.compatibility import history, releases, report
 from eagle3_data.compatibility.findings import Findings
-from eagle3_data.errors import CompatibilityError
+from eagle3_data.compatibility.static import Model, Question, check_tree
+from eagle3_data.compatibility.wire_contract import Plan
+from eagle3_data.errors import CompatibilityError, InputError, headline
+from eagle3_data.layers import OFFSETS
 from eagle3_data.records import read_json, write_json
+
+WRONG_USE = 2
 
 
 def installed(arguments: argparse.Namespace) -> None:
-    """The installed packages, the configured target and the tokenized data: what the rule runs."""
+    """Judge the installed packages with the configured target and the tokenized data (what the rule runs)."""
     from eagle3_data import config
     from eagle3_data.compatibility.installed import check
     from eagle3_data.target import TargetDescription
@@ -41,17 +49,93 @@ def write_report(result: Findings, output: Path) -> None:
     raise CompatibilityError(f"extraction would fail ({names}); the remedies are above and in {failed}. To go on knowingly, list the id in compatibility.allow")
 
 
-def main() -> None:
+def static(arguments: argparse.Namespace) -> None:
+    """Judge any client code on any vLLM: directories, wheels, or NAME==VERSION. Imports neither."""
+    started = time.monotonic()
+    question = asked(arguments)
+    tree = releases.open_vllm(arguments.vllm)
+    findings = check_tree(tree, question)
+    looked_at = None if arguments.history is None else arguments.history or list(releases.HISTORY)
+    if looked_at:
+        trees = [releases.open_vllm(place) for place in looked_at]
+        findings = history.with_history(findings, tree.version, history.look_back(trees, question))
+    subject = {"vLLM": f"{tree.version} ({tree.label})", "clients": ", ".join(client.label for client in question.clients) or "vLLM's own extraction"}
+    if question.model:
+        subject |= {"model": f"{question.model.architecture}, {question.model.num_hidden_layers} layers", "layers": str(list(question.asked_layers))}
+    result = Findings(findings, subject, time.monotonic() - started)
+    cli.say(report.render(result, "static compatibility"))
+    if arguments.json:
+        write_json(arguments.json, result.as_record())
+    sys.exit(int(result.failed))
+
+
+def matrix(arguments: argparse.Namespace) -> None:
+    """Judge clients against several vLLM versions and print a table."""
+    question = asked(arguments)
+    trees = [releases.open_vllm(place) for place in arguments.vllm or releases.HISTORY]
+    cells = history.matrix(question.clients, trees, question)
+    print(history.render_matrix(cells))
+    if arguments.json:
+        write_json(arguments.json, {"cells": [cell.as_record() for cell in cells]})
+
+
+def asked(arguments: argparse.Namespace) -> Question:
+    """The question the command line asks."""
+    engine_arguments = json.loads(arguments.engine_arguments)
+    layers = arguments.layers and tuple(k + OFFSETS[arguments.layer_convention] for k in arguments.layers)
+    return Question(
+        clients=tuple(releases.open_client_at(place) for place in arguments.client),
+        model=Model.read(Path(arguments.model)) if arguments.model else None,
+        layers=layers or None,
+        plan=Plan.of(arguments.tensor_parallel, engine_arguments),
+    )
+
+
+def add_question(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        help="code that calls vLLM: directory, file, wheel or NAME==VERSION; by default vLLM's own extraction is judged",
+    )
+    command.add_argument("--model", help="the target's config.json, or the directory that holds it")
+    command.add_argument("--layers", type=int, nargs="+", help="layer ids; by default 2, L//2, L-3 and L")
+    command.add_argument("--layer-convention", choices=sorted(OFFSETS), default="vllm", help="how --layers counts (default: vllm)")
+    command.add_argument("--tensor-parallel", type=int, default=1, help="devices the model is split over (default: 1)")
+    command.add_argument("--engine-arguments", default="{}", help="further arguments of vLLM as JSON, such as '{\"enable_prefix_caching\": false}'")
+    command.add_argument("--json", help="record to write")
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("installed", help=installed.__doc__)
-    command.add_argument("--config", required=True, help="configuration: JSON text, or a YAML or JSON file")
-    command.add_argument("--target", required=True, help="record of describe_target")
-    command.add_argument("--batches", required=True, help="record of tokenize_dataset")
-    command.add_argument("--output", required=True, help="report to write (JSON); on failure NAME.failed.json beside it")
-    command.set_defaults(run=installed)
-    arguments = parser.parse_args()
-    arguments.run(arguments)
+    for function in (installed, static, matrix):
+        command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
+        command.set_defaults(run=function)
+        if function is installed:
+            command.add_argument("--config", required=True, help="configuration: JSON text, or a YAML or JSON file")
+            command.add_argument("--target", required=True, help="record of describe_target")
+            command.add_argument("--batches", required=True, help="record of tokenize_dataset")
+            command.add_argument("--output", required=True, help="report to write (JSON); on failure NAME.failed.json beside it")
+        elif function is static:
+            command.add_argument("--vllm", required=True, help="directory that holds the package vllm, a wheel, or NAME==VERSION")
+            command.add_argument("--history", nargs="*", help="releases to date the findings with; without values, those since 0.11")
+            add_question(command)
+        else:
+            command.add_argument("--vllm", nargs="+", help="directories, wheels, or NAME==VERSION; by default the releases since 0.11")
+            add_question(command)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    try:
+        arguments.run(arguments)
+    except InputError as error:
+        if arguments.run is installed:
+            raise
+        cli.say(headline(error))  # a wrong path or version is a wrong command line, not a finding
+        sys.exit(WRONG_USE)
 
 
 if __name__ == "__main__":

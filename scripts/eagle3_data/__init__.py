@@ -4,5 +4,10 @@ All logic of the workflow lives here and is testable without Snakemake. Importin
 standard library only; modules that need torch, transformers or vLLM import them themselves.
 """
 
+from pathlib import Path
+
 FORMAT_VERSION = 1
 """Version of every record and file layout this package writes. Raise it when a reader of old files would misread them."""
+
+PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
+"""The folder this package is imported from: child processes need it on their PYTHONPATH."""

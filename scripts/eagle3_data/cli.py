@@ -30,7 +30,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  the last place where it can be explained
         traceback.print_exc()
         print(f"{os.path.basename(sys.argv[0])} met an error it does not know: {headline(error)}", file=sys.stderr)
         sys.exit(1)

@@ -24,8 +24,12 @@ class Section(BaseModel):
 class Target(Section):
     """The target model whose hidden states are extracted."""
 
-    path: str = Field(description="Directory of the checkpoint (config.json, safetensors, tokenizer). `demo/tiny-llama` and `demo/tiny-kimi` are built on the spot.")
-    trust_remote_code: bool = Field(False, description="Let transformers and vLLM run Python code that lies in the checkpoint. Its hash enters the fingerprint.")
+    path: str = Field(
+        description="Directory of the checkpoint (config.json, safetensors, tokenizer). `demo/tiny-llama` and `demo/tiny-kimi` are built on the spot."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Let transformers and vLLM run Python code that lies in the checkpoint. Its hash enters the fingerprint."
+    )
 
 
 class Source(Section):
@@ -91,11 +95,15 @@ class Extraction(Section):
     layer_convention: Literal["vllm", "speculators-0.3"] = Field(
         "vllm", description="How `layers` counts. `vllm`: k = after k decoder layers. `speculators-0.3` (to 0.4): k = after the layer of index k."
     )
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU.")
+    dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU."
+    )
     tensor_parallel: int = Field(1, ge=1, description="Devices the model is split over.")
     jobs: int = Field(1, ge=1, description="Independent jobs that share the batches, each with its own devices and its own copy of the model.")
     store: str = Field("results/store", description="Directory of the content-addressed store; runs may share it.")
-    in_flight_tokens: int = Field(65_536, ge=1, description="Tokens handed to the engine and not yet committed; bounds host memory to this times the bytes of a token.")
+    in_flight_tokens: int = Field(
+        65_536, ge=1, description="Tokens handed to the engine and not yet committed; bounds host memory to this times the bytes of a token."
+    )
     write_timeout_s: float = Field(600, gt=0, description="How long a finished request's file may take to appear.")
     engine_arguments: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the engine, for `vllm` those of `vllm.LLM`.")
 
@@ -115,7 +123,8 @@ class Compatibility(Section):
     """What is checked before the target model is loaded."""
 
     canary: Literal["inline", "off"] = Field(
-        "inline", description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right."
+        "inline",
+        description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right.",
     )
     allow: tuple[str, ...] = Field((), description="Ids of findings accepted knowingly; they stay in the report.")
 
@@ -123,7 +132,9 @@ class Compatibility(Section):
 class TrainingSet(Section):
     """The assembled training set."""
 
-    draft_vocab_size: int | None = Field(None, ge=1, description="Size of the draft model's vocabulary; by default no map is made and the draft uses the target's.")
+    draft_vocab_size: int | None = Field(
+        None, ge=1, description="Size of the draft model's vocabulary; by default no map is made and the draft uses the target's."
+    )
 
 
 class Config(Section):
@@ -141,10 +152,9 @@ class Config(Section):
     def _sections_agree(self) -> Self:
         if f"results/{self.run}" == self.extraction.store:
             raise ValueError(f"run {self.run!r} and extraction.store would share results/{self.run}; rename the run")
-        if self.extraction.in_flight_tokens < self.tokenization.max_length:
-            raise ValueError(
-                f"extraction.in_flight_tokens ({self.extraction.in_flight_tokens}) is less than tokenization.max_length ({self.tokenization.max_length}): the longest sample would never be sent"
-            )
+        bound, longest = self.extraction.in_flight_tokens, self.tokenization.max_length
+        if bound < longest:
+            raise ValueError(f"extraction.in_flight_tokens ({bound}) is less than tokenization.max_length ({longest}): the longest sample would never be sent")
         return self
 
 

@@ -21,13 +21,22 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int) -> list[tuple[
     """What is wrong with layer ids in vLLM's convention, as (finding id, message); empty if nothing is."""
     problems = []
     if repeated := sorted({k for k in layers if list(layers).count(k) > 1}):
-        problems.append(("duplicate-layer", f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures a layer once and dies in the first forward pass"))
+        problems.append(
+            ("duplicate-layer", f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures a layer once and dies in the first forward pass")
+        )
     if outside := sorted({k for k in layers if not 0 <= k <= num_hidden_layers}):
-        problems.append(("layer-out-of-range", f"layer id {', '.join(map(str, outside))} is outside 0..{num_hidden_layers} (the model has {num_hidden_layers} decoder layers)"))
+        problems.append(
+            (
+                "layer-out-of-range",
+                f"layer id {', '.join(map(str, outside))} is outside 0..{num_hidden_layers} (the model has {num_hidden_layers} decoder layers)",
+            )
+        )
     if list(layers) != sorted(layers):
         problems.append(("layers-not-ascending", "vLLM returns states in ascending order of layer id, whatever is asked; list the ids ascending"))
     if num_hidden_layers not in layers:
-        problems.append(("last-layer-missing", f"trainers take the last slot as the source of the targets, so the last layer, {num_hidden_layers}, must be among the ids"))
+        problems.append(
+            ("last-layer-missing", f"trainers take the last slot as the source of the targets, so the last layer, {num_hidden_layers}, must be among the ids")
+        )
     return problems
 
 

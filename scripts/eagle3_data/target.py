@@ -86,7 +86,8 @@ def weight_files(directory: Path) -> list[Path]:
     if not files:
         raise InputError(f"{directory} holds no safetensors weights; convert the checkpoint to safetensors first")
     if bad := [file.name for file in files if not file.is_file() or file.stat().st_size < 10]:
-        raise InputError(f"{directory}: weight files missing or empty: {', '.join(bad[:5])}{' ...' if len(bad) > 5 else ''} ({len(bad)} of {len(files)}); download them again")
+        told = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
+        raise InputError(f"{directory}: {len(bad)} of {len(files)} weight files are missing or empty, download them again: {told}")
     return files
 
 
@@ -111,7 +112,9 @@ def describe_target(path: str) -> TargetDescription:
     text = text_config(config)
     absent = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if not isinstance(text.get(key), int)]
     if absent:
-        raise InputError(f"{directory}/config.json lacks {', '.join(absent)} (looked in text_config where there is one); this is not a decoder language model's checkpoint")
+        raise InputError(
+            f"{directory}/config.json lacks {', '.join(absent)} (looked in text_config where there is one); this is not a decoder language model's checkpoint"
+        )
     files = weight_files(directory)
     if not any((directory / name).exists() for name in TOKENIZER_FILES):
         raise InputError(f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files there")

@@ -42,16 +42,18 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
     variables = {**tokenizer.special_tokens_map, **settings.template_arguments}
     added = [str(token) for token in tokenizer.get_added_vocab()]
     template = ChatTemplate(source, variables, [tokenizer.decode([i], skip_special_tokens=False) for i in stops], added) if source else None
+    special_ids = special_token_ids(tokenizer, stops, description.vocab_size)
     return TargetTokenizer(
         backend=FastBackend(fast) if fast is not None else SlowBackend(tokenizer),
         template=template,
-        special_ids=special_token_ids(tokenizer, stops, description.vocab_size),
+        special_ids=special_ids,
         description={
             "class": type(tokenizer).__name__,
             "fast": fast is not None,
             "chat_template": hash_bytes(source.encode()) if source else None,
             "generation_tags": bool(template and template.has_generation_tags),
             "stop_texts": list(template.stops) if template else [],
+            "special_ids": list(special_ids),
         },
     )
 

@@ -1,0 +1,59 @@
+# From conversations and a target model to a proven EAGLE-3 training set.
+#
+#   snakemake --cores all extract     hidden states of every batch
+#   snakemake --cores all             ... validated and assembled as a training set
+#
+# Each stage is one file in rules/, each rule one script of the same name in scripts/.
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "rules/common.smk"
+
+
+pathvars:
+    results=RESULTS,
+    logs=LOGS,
+
+
+include: "rules/target.smk"
+include: "rules/tokenization.smk"
+include: "rules/compatibility.smk"
+include: "rules/extraction.smk"
+include: "rules/validation.smk"
+include: "rules/assembly.smk"
+
+
+localrules:
+    all,
+    extract,
+    validate,
+
+
+rule all:
+    input:
+        "<results>/training_set",
+    default_target: True
+
+
+rule extract:
+    input:
+        extracted_batches,
+
+
+rule validate:
+    input:
+        validated_batches,
+
+
+onsuccess:
+    summarize()
+
+
+onerror:
+    summarize()

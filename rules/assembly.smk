@@ -1,0 +1,21 @@
+# The training set in speculators' format. Samples are linked from the store, not copied.
+# Needs: every batch validated, <results>/tokens.
+# Makes: <results>/training_set/.
+
+
+rule assemble_training_set:
+    input:
+        validated_batches,
+        samples="<results>/tokens/samples.parquet",
+        target="<results>/target.json",
+    output:
+        directory("<results>/training_set"),
+    log:
+        "<logs>/assemble_training_set.log",
+    params:
+        config=section("extraction", "tokenization", "training_set"),
+        results=RESULTS,
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/assemble_training_set.py --config {params.config:q} --results {params.results:q} --output {output:q} 2> {log:q}"

@@ -1,0 +1,84 @@
+# Helpers of the rules; no rules here. The logic is in scripts/eagle3_data, this only ties it to Snakemake.
+
+import subprocess
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+SCRIPTS = f"{workflow.basedir}/scripts"
+sys.path.insert(0, SCRIPTS)
+
+try:
+    from eagle3_data.config import load_config, sections_json
+    from eagle3_data.errors import ConfigError
+    from eagle3_data.extraction.planning import Plan
+except ImportError as error:
+    raise WorkflowError(f"the environment of this workflow is incomplete ({error!r}); run `make environment` and activate .venv")
+
+try:
+    CONFIG = load_config(config)
+except ConfigError as error:
+    raise WorkflowError(str(error))
+
+RESULTS = f"results/{CONFIG.run}"
+LOGS = f"logs/{CONFIG.run}"
+PLAN = Plan(CONFIG, Path(RESULTS))
+DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
+# Under `--sdm conda` a rule's own environment brings its python; otherwise it is the one that runs Snakemake.
+IN_CONDA = any(str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method)
+PYTHON = "python" if IN_CONDA else sys.executable
+
+
+def section(*names):
+    return sections_json(CONFIG, *names)
+
+
+def target_files(wildcards):
+    """What a change of re-describes the target. A missing file is left to the script, which explains it."""
+    directory = Path(CONFIG.target.path)
+    if directory.parent == Path("demo"):
+        return [str(directory)]
+    patterns = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.py")
+    return sorted(str(path) for pattern in patterns for path in directory.glob(pattern))
+
+
+def source_files(wildcards):
+    return [source.path for source in CONFIG.data.sources if Path(source.path).exists()]
+
+
+def batches():
+    checkpoints.tokenize_dataset.get()
+    return sorted(PLAN.view().batches)
+
+
+def extracted_batches(wildcards):
+    return [f"{RESULTS}/extraction/batches/{batch}.json" for batch in batches()]
+
+
+def validated_batches(wildcards):
+    return [f"{RESULTS}/validation/{batch}.json" for batch in batches()]
+
+
+def ledger_of_batch(wildcards):
+    checkpoints.tokenize_dataset.get()
+    made = PLAN.made_by(wildcards.batch)
+    return ancient(made.ledger) if made.exists else made.ledger
+
+
+def batch_fingerprint(wildcards):
+    return PLAN.view().fingerprint(wildcards.batch)
+
+
+def pass_number(wildcards):
+    return wildcards.ledger.split("/")[0]
+
+
+def stripe(wildcards):
+    return wildcards.ledger.split("/")[1]
+
+
+def summarize():
+    """What is done, what failed and why, and what to run next: the last lines a user reads."""
+    again = " ".join(["snakemake", *sys.argv[1:]])
+    subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", "--results", RESULTS, "--logs", LOGS, "--command", again], check=False)

@@ -1,0 +1,23 @@
+# Everything that can be known before the target model is loaded. Its failure means that no GPU job is submitted.
+# Needs: <results>/target.json, <results>/tokens/batches.json, the installed vLLM.
+# Makes: <results>/compatibility/report.json, only if nothing fails (else report.failed.json beside it).
+
+
+localrules:
+    check_compatibility,
+
+
+rule check_compatibility:
+    input:
+        target="<results>/target.json",
+        batches="<results>/tokens/batches.json",
+    output:
+        "<results>/compatibility/report.json",
+    log:
+        "<logs>/check_compatibility.log",
+    params:
+        config=section("target", "tokenization", "extraction", "compatibility"),
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/check_compatibility.py installed --config {params.config:q} --target {input.target:q} --batches {input.batches:q} --output {output:q} 2> {log:q}"

@@ -1,0 +1,55 @@
+# Hidden states. A pass is one job (in `extraction.jobs` stripes): the model is loaded once for every unfinished batch.
+# Needs: <results>/tokens, <results>/target.json, <results>/compatibility/report.json.
+# Makes: the ledger of the pass, its only declared output, also when batches fail; samples go to the store, undeclared.
+#        <results>/extraction/batches/<batch>.json exists if and only if the batch is complete.
+#
+# A ledger that exists is sealed: the pattern of `ledger` excludes it. A finished batch depends on the ledger of the pass
+# that made it (as ancient), an unfinished one on the next, which does not exist yet. So a run plans at most one new pass.
+
+
+localrules:
+    extract_batch,
+
+
+rule extract_pass:
+    input:
+        ancient("<results>/tokens/samples.parquet"),
+        ancient("<results>/tokens/batches.json"),
+        ancient("<results>/target.json"),
+        ancient("<results>/compatibility/report.json"),
+    output:
+        "<results>/extraction/passes/{ledger}.json",
+    log:
+        "<logs>/extract_pass/{ledger}.log",
+        engine="<logs>/extract_pass/{ledger}.engine.log",
+    wildcard_constraints:
+        ledger=PLAN.unsealed,
+    params:
+        config=section("target", "tokenization", "extraction", "compatibility"),
+        results=RESULTS,
+        number=pass_number,
+        stripe=stripe,
+    threads: 8
+    resources:
+        gpu=CONFIG.extraction.tensor_parallel,
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/extract_pass.py --config {params.config:q} --results {params.results:q} --pass-number {params.number} --stripe {params.stripe} --engine-log {log.engine:q} --ledger {output:q} 2> {log[0]:q}"
+
+
+rule extract_batch:
+    input:
+        ledger=ledger_of_batch,
+    output:
+        "<results>/extraction/batches/{batch}.json",
+    log:
+        "<logs>/extract_batch/{batch}.log",
+    wildcard_constraints:
+        batch=r"\d{5}",
+    params:
+        fingerprint=batch_fingerprint,
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/extract_batch.py --batch {wildcards.batch} --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"

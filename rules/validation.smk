@@ -1,0 +1,23 @@
+# Proof that the states in the store are the target's: structure, numbers, meaning.
+# Needs: a complete batch, its samples in the store, the target's final norm and lm_head.
+# Makes: <results>/validation/<batch>.json. It deletes nothing: rejected keys go to validation/rejected/, and the next run extracts them anew.
+
+
+rule validate_batch:
+    input:
+        batch="<results>/extraction/batches/{batch}.json",
+        tokens=ancient("<results>/tokens/samples.parquet"),
+        target=ancient("<results>/target.json"),
+    output:
+        "<results>/validation/{batch}.json",
+    log:
+        "<logs>/validate_batch/{batch}.log",
+    wildcard_constraints:
+        batch=r"\d{5}",
+    params:
+        config=section("extraction"),
+        results=RESULTS,
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/validate_batch.py --config {params.config:q} --results {params.results:q} --batch {wildcards.batch} --output {output:q} 2> {log:q}"

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Assemble the training set in speculators' format from validated batches, and open it with speculators' own loader."""
+
+import argparse
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from eagle3_data import cli
+from eagle3_data.assembly import check_with_speculators, link_rows, write_rows, write_token_frequencies
+from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
+from eagle3_data.extraction.identity import identify_extraction
+from eagle3_data.records import read_json, write_json
+from eagle3_data.store import Store
+from eagle3_data.target import TargetDescription
+from eagle3_data.vocabulary import draft_vocabulary_map
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True, help="sections extraction, tokenization, training_set: JSON text or a config file")
+    parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
+    parser.add_argument("--output", required=True, type=Path, help="directory to make")
+    arguments = parser.parse_args()
+    extraction = load_section(arguments.config, "extraction", Extraction)
+    draft_vocab_size = load_section(arguments.config, "training_set", TrainingSet).draft_vocab_size
+    target = TargetDescription.read(arguments.results / "target.json")
+    identity = identify_extraction(target, extraction)
+    tokens = read_json(arguments.results / "tokens/batches.json")
+    samples = arguments.results / "tokens/samples.parquet"
+    frequencies = np.load(arguments.results / "tokens/token_frequencies.npy")
+
+    building = arguments.output.with_name(f".{arguments.output.name}.part")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    rows = write_rows(samples, building)
+    ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows)
+    write_token_frequencies(frequencies, building)
+    if draft_vocab_size:
+        d2t, t2d = draft_vocabulary_map(frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"])
+        np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
+        np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
+    write_json(
+        building / "provenance.json",
+        {
+            "extraction_id": identity.extraction_id,
+            "extraction": asdict(identity),
+            "requested_layers": extraction.layers,
+            "layer_convention": extraction.layer_convention,
+            "target": target.as_record(),
+            "rows": rows,
+            "tokens": tokens["tokens"],
+            "trained_tokens": tokens["trained_tokens"],
+            "dropped": tokens["dropped"],
+            "draft_vocab_size": draft_vocab_size,
+            "states": ways,
+        },
+    )
+    check_with_speculators(building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length)
+    shutil.rmtree(arguments.output, ignore_errors=True)
+    building.rename(arguments.output)
+    cli.say(f"{arguments.output}: {rows} rows, {tokens['tokens']} tokens, states by {', '.join(f'{way} ({n})' for way, n in ways.items())}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,72 @@
+"""Child processes that never outlive their parent, whatever kills it. Standard library only.
+
+A child gets the reading end of a pipe, its lifeline, whose other end only the parent holds. When the parent dies, even by
+kill -9, the pipe closes, and a thread of the child ends the child's whole process group: no engine stays on the devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle3_data import PACKAGE_ROOT
+
+LIFELINE = "EAGLE3_DATA_LIFELINE_FD"
+
+
+class Child:
+    """`python -m module *arguments` in a process group of its own; stdout and stderr go to `log`, appended."""
+
+    def __init__(self, module: str, arguments: Sequence[str], log: Path, *, pass_fds: Sequence[int] = (), environment: dict[str, str] | None = None) -> None:
+        theirs, ours = os.pipe()
+        self._lifeline = open(ours, "wb", buffering=0)  # noqa: SIM115  open as long as the child may live
+        python_path = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH", ""))))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(log, "ab") as output:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", module, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs, *pass_fds),
+                    start_new_session=True,
+                    env={**os.environ, **(environment or {}), "PYTHONPATH": python_path, LIFELINE: str(theirs)},
+                )
+        finally:
+            os.close(theirs)
+
+    def end(self) -> str:
+        """How the process ended, in words. It must be dead or dying."""
+        code = self.process.wait(timeout=10)
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"was killed by {name}" + (" (often the kernel's out-of-memory killer)" if name == "SIGKILL" else "")
+        return f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        """End the whole process group at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._lifeline.close()
+
+
+def watch_lifeline() -> None:
+    """To be called first in a child: ends its process group when the parent is gone. Does nothing in a process started by hand."""
+    fd = int(os.environ.pop(LIFELINE, "-1"))
+    if fd < 0:
+        return
+    os.set_inheritable(fd, False)
+
+    def wait_for_parent() -> None:
+        os.read(fd, 1)  # returns only when the parent's end is closed
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()

@@ -1,0 +1,126 @@
+"""What an engine is, and the words it exchanges with the supervisor. Standard library only.
+
+An engine lives in a process of its own (`eagle3_data.extraction.engine_child`). It is handed requests one by one and
+returns each exactly once, in any order. It writes the states itself, to the path named in the request: the file appears
+there complete, by a rename, or `<path>.error` appears with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from eagle3_data.errors import ConfigError, describe_exception
+
+CAPTURE_VERSION = 1
+"""Part of every extraction id. Raise it when what an engine captures changes its meaning."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Everything an engine is built from. `layers` are in vLLM's convention, ascending."""
+
+    engine: str
+    model_path: str
+    layers: tuple[int, ...]
+    dtype: str
+    tensor_parallel: int
+    max_length: int
+    trust_remote_code: bool
+    states_root: str
+    provenance: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to extract: its token ids and where its states go (below `EngineSettings.states_root`)."""
+
+    key: str
+    token_ids: tuple[int, ...]
+    states_path: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine is loaded. `versions` names the packages that compute the numbers."""
+
+    versions: dict[str, str]
+    load_s: float
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The engine is done with a request. The file may still be on its way; `greedy_token` is the model's next token."""
+
+    key: str
+    states_path: str
+    greedy_token: int
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """This request failed, the engine lives on."""
+
+    key: str
+    failure: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """The engine cannot go on (or could not start)."""
+
+    failure: dict[str, Any]
+
+
+class Engine(Protocol):
+    """See the module's text. The constructor loads the model and raises whatever went wrong."""
+
+    versions: dict[str, str]
+
+    def __init__(self, settings: EngineSettings) -> None: ...
+
+    def submit(self, request: Request) -> None:
+        """Take a request. Raises SampleError if this one cannot be extracted; any other error ends the engine."""
+
+    def step(self) -> list[Extracted | Rejected]:
+        """Compute for a while and return what got finished; called only while requests are in flight."""
+
+    def close(self) -> None:
+        """Finish pending writes and free the devices."""
+
+
+def load_engine(path: str) -> Callable[[EngineSettings], Engine]:
+    """The engine class at `module:Class`. Raises ConfigError."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"extraction.engine: cannot import {name!r} from {module!r}") from error
+
+
+def error_path(states_path: str | os.PathLike[str]) -> Path:
+    return Path(f"{states_path}.error")
+
+
+def publish_states(states_path: str, write: Callable[[str], None]) -> None:
+    """Let `write` make a part file and rename it to `states_path`; on an error leave `<states_path>.error` instead.
+
+    This is the completion signal the committer waits for, so it never raises: one of the two files appears, unless the
+    error cannot be written either (then the committer's time-out tells).
+    """
+    part = f"{states_path}.part"
+    try:
+        write(part)
+        os.replace(part, states_path)
+    except Exception as error:  # noqa: BLE001  whatever it is, it belongs to this sample and must reach its record
+        failure = describe_exception(error)
+        Path(part).unlink(missing_ok=True)
+        error_part = f"{states_path}.error.part"
+        Path(error_part).write_text(json.dumps(failure), encoding="utf-8")
+        os.replace(error_part, error_path(states_path))

@@ -1,0 +1,74 @@
+"""Our KV connector: vLLM's ExampleHiddenStatesConnector with a completion signal, provenance, and CPU support.
+
+vLLM's own connector hands out a path before anything is written there, only logs a write error, and copies through CUDA
+streams. Ours publishes each file by a rename, or an error file beside it (`eagle3_data.engines.base.publish_states`).
+Loaded by vLLM in the scheduler's and the workers' processes (`kv_connector_module_path`). Works with vLLM 0.26 and newer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnector,
+    PendingSave,
+    extract_from_kv_cache,
+)
+
+from eagle3_data.engines.base import publish_states
+
+
+class _Copied:
+    """Stands in for a CUDA event where the copy is finished as soon as it returns."""
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class HiddenStatesConnector(ExampleHiddenStatesConnector):
+    """Writes `hidden_states` [T, L, H] and `token_ids` [T] of each finished request to the path in its
+    `kv_transfer_params`, only below `shared_storage_path`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._root = Path(self._storage_path).resolve()
+        self._provenance: dict[str, str] = self._kv_transfer_config.get_from_extra_config("provenance", {})
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = super().build_connector_meta(scheduler_output)
+        for filename in meta.new_req_filenames.values():
+            if not Path(filename).resolve().is_relative_to(self._root):
+                raise ValueError(f"hidden states are only written below {self._root}, not to {filename}")
+        return meta
+
+    def _submit_async_write(self, pending: PendingSave) -> None:
+        if self._kv_cache is not None and self._kv_cache.is_cuda:
+            super()._submit_async_write(pending)  # copies on a stream of its own, then calls our _write_tensors
+        elif self._is_tp_rank_zero:
+            self._copy_and_write(pending)
+
+    def _copy_and_write(self, pending: PendingSave) -> None:
+        """The CPU's way: the blocks are freed when this returns, so the copy is made here and only written elsewhere."""
+        blocks = torch.tensor(pending.block_ids, dtype=torch.long)
+        slots = (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()
+        states = extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0])
+        tensors = {"hidden_states": states.contiguous().clone(), "token_ids": pending.token_ids.clone()}
+        future = self._executor.submit(self._write_tensors, tensors, _Copied(), pending.filename, None)
+        self._req_copy_events[pending.req_id] = _Copied()
+        self._req_futures[pending.req_id] = future
+        future.add_done_callback(partial(self._on_write_done, pending.req_id))
+
+    def _write_tensors(self, tensors: dict[str, torch.Tensor], event: Any, filename: str, lock_fd: int | None) -> None:  # type: ignore[override]
+        """Runs in the writer pool. The base class's is static; it is always called through the instance."""
+
+        def write(part: str) -> None:
+            event.synchronize()
+            save_file(tensors, part, metadata={**self._provenance, "key": Path(filename).stem})
+
+        publish_states(filename, write)

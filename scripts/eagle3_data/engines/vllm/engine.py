@@ -1,0 +1,91 @@
+"""The vLLM engine: vLLM's own `extract_hidden_states` speculative method with our connector. vLLM >= 0.26, CUDA or CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import vllm
+from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+
+from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request
+from eagle3_data.errors import EngineError, SampleError
+
+
+class VllmEngine:
+    """Prefill of whole samples with continuous feeding: requests join the running batch as soon as they are submitted."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
+        _prepare_environment(settings)
+        self._llm = LLM(**llm_arguments(settings))
+        self._engine = self._llm.llm_engine
+
+    def submit(self, request: Request) -> None:
+        parameters = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            detokenize=False,
+            extra_args={"kv_transfer_params": {"hidden_states_path": request.states_path}},
+        )
+        try:
+            self._engine.add_request(request.key, {"prompt_token_ids": list(request.token_ids)}, parameters)
+        except (ValueError, VLLMValidationError) as error:  # too long, a token outside the vocabulary; not a ValueError since vLLM 0.32
+            raise SampleError("vLLM refuses this sample") from error
+
+    def step(self) -> list[Extracted | Rejected]:
+        return [_result(output) for output in self._engine.step() if output.finished]
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+def _result(output: Any) -> Extracted:
+    path = (output.kv_transfer_params or {}).get("hidden_states_path")
+    if not path:
+        raise EngineError(f"vLLM finished request {output.request_id} without a path of hidden states; is the connector loaded?")
+    return Extracted(key=output.request_id, states_path=path, greedy_token=output.outputs[0].token_ids[0])
+
+
+def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """The arguments of `vllm.LLM`: the user's engine arguments plus those the workflow owns."""
+    return {
+        "skip_tokenizer_init": True,  # samples are token ids; a tokenizer would only bring remote code and load time
+        **settings.arguments,
+        "model": settings.model_path,
+        "dtype": settings.dtype,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "max_model_len": settings.max_length + 1,  # vLLM wants room for one generated token
+        "trust_remote_code": settings.trust_remote_code,
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(settings.layers)}},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "HiddenStatesConnector",
+            "kv_connector_module_path": "eagle3_data.engines.vllm.connector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {
+                "shared_storage_path": settings.states_root,
+                "allow_custom_save_path": True,
+                "use_synchronization_lock": False,
+                "provenance": settings.provenance,
+            },
+        },
+    }
+
+
+def _prepare_environment(settings: EngineSettings) -> None:
+    """Variables vLLM reads when it starts its processes. Those the user set stay."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if not current_platform.is_cpu():
+        return
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    if settings.tensor_parallel > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        binding = "|".join(str(cores[rank % len(cores)]) for rank in range(settings.tensor_parallel))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", binding)  # vLLM otherwise wants one NUMA node a worker

@@ -1,0 +1,95 @@
+"""Takes what the engine wrote into the store: wait for it, check it, hash it, sidecar, rename. Runs in threads while the
+engine computes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_data.engines.base import Extracted, Request, error_path
+from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.states import file_checksum, number_problems, open_states, structure_problems
+from eagle3_data.store import Store
+
+POLL_S = 0.002
+LAST_LOOK_S = 2.0
+"""How long to look for a file after its engine has died: its writer died, too."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What every states file of an extraction must look like."""
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    dtype: str
+
+
+class RejectionError(SampleError):
+    """A sample whose failure is already described, by the process in which it happened."""
+
+    def __init__(self, failure: dict[str, Any]) -> None:
+        super().__init__(failure["message"])
+        self.failure = failure
+
+
+class Committer:
+    """Commits samples of one pass into `store`. `engine_gone` shortens the wait for files that will not come."""
+
+    def __init__(self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float, engine_gone: threading.Event) -> None:
+        self._store = store
+        self._expected = expected
+        self._provenance = provenance
+        self._write_timeout_s = write_timeout_s
+        self._engine_gone = engine_gone
+
+    def commit(self, request: Request, extracted: Extracted) -> int:
+        """Commit one sample; returns its size in bytes. Raises SampleError, EngineError or RejectionError; then nothing of it is kept."""
+        path = Path(request.states_path)
+        if extracted.states_path != request.states_path:
+            raise EngineError(f"asked for {request.states_path}, the engine wrote {extracted.states_path}; its states may be another sample's")
+        try:
+            self._wait_for(path)
+            self._check(path, request)
+            size = path.stat().st_size
+            sidecar = {
+                **self._provenance,
+                "greedy_token": extracted.greedy_token,
+                "tokens": len(request.token_ids),
+                "size_bytes": size,
+                "xxh3_128": file_checksum(path),
+                "committed_at": time.time(),
+            }
+            self._store.commit(request.key, path, sidecar)
+        finally:
+            path.unlink(missing_ok=True)
+        return size
+
+    def _wait_for(self, path: Path) -> None:
+        error = error_path(path)
+        gone, deadline = False, time.monotonic() + self._write_timeout_s
+        while not path.exists():
+            if error.exists():
+                failure = json.loads(error.read_text(encoding="utf-8"))
+                error.unlink()
+                raise RejectionError(failure)
+            if self._engine_gone.is_set() and not gone:
+                gone, deadline = True, time.monotonic() + LAST_LOOK_S
+            if time.monotonic() >= deadline:
+                raise EngineError(
+                    f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
+                    + (" before it died" if gone else f" within {self._write_timeout_s:.0f} s")
+                )
+            time.sleep(POLL_S)
+
+    def _check(self, path: Path, request: Request) -> None:
+        states = open_states(path)
+        problems = structure_problems(states, request.token_ids, len(self._expected.layers), self._expected.hidden_size, self._expected.dtype)
+        problems = problems or number_problems(states)
+        if problems:
+            told = "; ".join(f"{name}: {message}" for name, message in problems)
+            raise SampleError(f"the states the engine wrote are wrong: {told}")

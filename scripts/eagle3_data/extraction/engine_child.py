@@ -1,0 +1,63 @@
+"""The engine's process: `python -m eagle3_data.extraction.engine_child CHANNEL_FD`.
+
+Its stdout and stderr are the engine log. It talks with the supervisor through the channel (pickled words of
+`eagle3_data.engines.base`), and dies with the supervisor (`eagle3_data.child`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from eagle3_data.child import watch_lifeline
+from eagle3_data.engines.base import Engine, EngineSettings, Fatal, Ready, Rejected, Request, load_engine
+from eagle3_data.errors import SampleError, describe_exception
+
+
+def serve(engine: Engine, channel: Connection) -> None:
+    """Feed requests to the engine as they come, and send back what it finishes, until the supervisor sends None."""
+    in_flight = 0
+    draining = False
+    while in_flight or not draining:
+        while not draining and channel.poll(0 if in_flight else None):
+            request: Request | None = channel.recv()
+            if request is None:
+                draining = True
+                break
+            try:
+                engine.submit(request)
+                in_flight += 1
+            except SampleError as error:
+                channel.send(Rejected(request.key, describe_exception(error)))
+        if in_flight:
+            results = engine.step()
+            for result in results:
+                channel.send(result)
+            in_flight -= len(results)
+
+
+def main() -> None:
+    os.umask(0o077)
+    faulthandler.enable()
+    watch_lifeline()
+    channel = Connection(int(sys.argv[1]))
+    os.set_inheritable(channel.fileno(), False)
+    settings: EngineSettings = channel.recv()
+    started = time.monotonic()
+    try:
+        engine = load_engine(settings.engine)(settings)
+        channel.send(Ready(engine.versions, time.monotonic() - started))
+        serve(engine, channel)
+        engine.close()
+    except BaseException as error:  # noqa: BLE001  the supervisor must learn of it, whatever it is
+        traceback.print_exc()
+        channel.send(Fatal(describe_exception(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What makes two extractions the same numbers. Standard library and the configuration only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eagle3_data import FORMAT_VERSION
+from eagle3_data.config import Extraction
+from eagle3_data.engines.base import CAPTURE_VERSION
+from eagle3_data.hashing import hash_json
+from eagle3_data.layers import resolve_layers
+from eagle3_data.target import TargetDescription
+
+NEUTRAL_ARGUMENTS = {
+    "block_size", "disable_custom_all_reduce", "disable_log_stats", "distributed_executor_backend", "enable_chunked_prefill", "enable_prefix_caching",
+    "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes", "language_model_only", "max_num_batched_tokens", "max_num_seqs",
+    "max_parallel_loading_workers", "safetensors_load_strategy", "seed", "skip_tokenizer_init",
+}  # fmt: skip
+"""Engine arguments that change speed or memory, not what the states mean. Every other one enters the id."""
+
+
+@dataclass(frozen=True)
+class ExtractionIdentity:
+    """Everything that changes the numbers, and nothing else: no data, batch sizes, paths, devices or kernels."""
+
+    fingerprint: str
+    layers: tuple[int, ...]
+    dtype: str
+    quantization: str
+    engine: str
+    engine_arguments: dict[str, Any]
+    capture_version: int = CAPTURE_VERSION
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def extraction_id(self) -> str:
+        return hash_json(asdict(self))[:16]
+
+    def batch_fingerprint(self, tokens_fingerprint: str) -> str:
+        """Identifies a batch's samples together with what is extracted of them."""
+        return hash_json([self.extraction_id, tokens_fingerprint])
+
+
+def identify_extraction(target: TargetDescription, extraction: Extraction) -> ExtractionIdentity:
+    """The identity of extracting from `target` with these settings. Raises ConfigError for impossible layer ids."""
+    return ExtractionIdentity(
+        fingerprint=target.fingerprint,
+        layers=resolve_layers(extraction.layers, extraction.layer_convention, target.num_hidden_layers),
+        dtype=extraction.dtype,
+        quantization=target.quantization,
+        engine=extraction.engine,
+        engine_arguments={name: value for name, value in extraction.engine_arguments.items() if name not in NEUTRAL_ARGUMENTS},
+    )

@@ -1,0 +1,32 @@
+"""Where an extraction keeps its files, below `results/<run>/extraction`. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ExtractionPaths:
+    root: Path
+
+    def ledger(self, number: str, stripe: int | str) -> Path:
+        """What one stripe of a pass did: the only declared output of the rule `extract_pass`."""
+        return self.root / "passes" / number / f"{stripe}.json"
+
+    def ledgers(self) -> list[Path]:
+        """All ledgers there are, oldest pass first."""
+        return sorted(self.root.glob("passes/[0-9]*/[0-9]*.json"), key=lambda path: (int(path.parent.name), int(path.stem)))
+
+    def pass_numbers(self) -> list[int]:
+        """Numbers of all pass folders, with a ledger in them or not."""
+        return [int(path.name) for path in self.root.glob("passes/*") if re.fullmatch(r"\d{3,}", path.name)]
+
+    def record(self, batch: str) -> Path:
+        """Written by the pass that finished the batch: its samples and that pass."""
+        return self.root / "records" / f"{batch}.json"
+
+    def failure(self, batch: str, number: str, key: str) -> Path:
+        """One failed sample in one pass; kept over later passes."""
+        return self.root / "failures" / batch / f"{number}-{key}.json"

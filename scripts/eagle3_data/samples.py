@@ -1,0 +1,57 @@
+"""Reading tokenized samples: `tokens/samples.parquet`, one row group a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from eagle3_data.errors import InputError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A tokenized sample. `loss_mask[t]` is 1 where token t itself is trained."""
+
+    sample_id: str
+    key: str
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SampleName:
+    sample_id: str
+    key: str
+
+
+class SampleFile:
+    """Batches of samples, read one at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self._file = pq.ParquetFile(path)
+        except (OSError, ValueError) as error:  # pyarrow's errors derive from these
+            raise InputError(f"{path} is not a readable Parquet file; delete it and run the same command again") from error
+
+    def names(self, row_group: int) -> list[SampleName]:
+        """Ids and keys of a batch, without its tokens."""
+        table = self._file.read_row_group(row_group, columns=["sample_id", "key"])
+        return [SampleName(*row) for row in zip(table["sample_id"].to_pylist(), table["key"].to_pylist(), strict=True)]
+
+    def samples(self, row_group: int) -> list[Sample]:
+        table = self._file.read_row_group(row_group, columns=["sample_id", "key", "input_ids", "loss_mask"])
+        columns = (table[name].to_pylist() for name in ("sample_id", "key", "input_ids", "loss_mask"))
+        return [Sample(sample_id, key, tuple(ids), tuple(mask)) for sample_id, key, ids, mask in zip(*columns, strict=True)]
+
+    def all_names(self) -> Iterator[SampleName]:
+        """Names in training order, one batch in memory."""
+        for row_group in range(self._file.num_row_groups):
+            yield from self.names(row_group)
+
+    def all_samples(self) -> Iterator[Sample]:
+        """Samples in training order, one batch in memory."""
+        for row_group in range(self._file.num_row_groups):
+            yield from self.samples(row_group)

@@ -1,0 +1,113 @@
+"""Reading hidden states straight from safetensors files with numpy, without torch.
+
+The safetensors format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header, raw data.
+numpy has no bfloat16, so states stay in their bits until a check needs numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from eagle3_data.errors import SampleError
+
+BITS = {"BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
+INFINITY = {"BF16": 0x7F80, "F32": 0x7F800000}
+"""Bits of +inf; larger ones, sign removed, are NaN."""
+SIGNLESS = {"BF16": 0x7FFF, "F32": 0x7FFFFFFF}
+DTYPES = {"bfloat16": "BF16", "float32": "F32"}
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class States:
+    """A sample's states, mapped from the file: `bits` [T, L, H] unsigned integers of the dtype's width, `token_ids` [T] int64."""
+
+    dtype: str
+    bits: np.ndarray
+    token_ids: np.ndarray
+    metadata: dict[str, str]
+
+    def values(self, rows: slice = slice(None), slot: int | slice = slice(None)) -> np.ndarray:
+        """float32 of the chosen rows and slots, exact."""
+        bits = self.bits[rows, slot]
+        return (bits.astype("<u4") << 16).view(np.float32) if self.dtype == "BF16" else bits.view(np.float32)
+
+
+def open_states(path: Path) -> States:
+    """Map a states file. Raises SampleError where it is no whole safetensors file with the two tensors."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > size - 8:
+                raise ValueError(f"header of {length} bytes in a file of {size}")
+            header = json.loads(file.read(length))
+        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        states, ids = header["hidden_states"], header["token_ids"]
+        if states["dtype"] not in BITS or ids["dtype"] != "I64":
+            raise ValueError(f"hidden_states are {states['dtype']}, token_ids {ids['dtype']}; expected {' or '.join(BITS)}, and I64")
+        return States(
+            states["dtype"],
+            _tensor(raw, 8 + length, states, BITS[states["dtype"]]),
+            _tensor(raw, 8 + length, ids, np.dtype("<i8")),
+            header.get("__metadata__", {}),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SampleError(f"{path} is not a whole file of hidden states") from error
+
+
+def _tensor(raw: np.ndarray, base: int, entry: dict, dtype: np.dtype) -> np.ndarray:  # type: ignore[type-arg]
+    start, end = entry["data_offsets"]
+    if base + end > raw.size:
+        raise ValueError(f"data up to byte {base + end} in a file of {raw.size}: truncated")
+    return raw[base + start : base + end].view(dtype).reshape(entry["shape"])
+
+
+def file_checksum(path: Path) -> str:
+    """xxh3-128 of a file's bytes, 32 hex digits."""
+    if path.stat().st_size == 0:
+        return xxhash.xxh3_128_hexdigest(b"")
+    return xxhash.xxh3_128_hexdigest(memoryview(np.memmap(path, dtype=np.uint8, mode="r")))
+
+
+def structure_problems(states: States, token_ids: Sequence[int], layers: int, hidden_size: int, dtype: str) -> list[tuple[str, str]]:
+    """What is wrong with a sample's keys, shapes, dtype or ids, as (id, message)."""
+    problems = []
+    expected = (len(token_ids), layers, hidden_size)
+    if states.bits.shape != expected:
+        problems.append(("wrong-shape", f"hidden_states are {list(states.bits.shape)}, expected [tokens, layers, hidden size] = {list(expected)}"))
+    if states.dtype != DTYPES[dtype]:
+        problems.append(("wrong-dtype", f"hidden_states are {states.dtype}, expected {DTYPES[dtype]}"))
+    if states.token_ids.shape != (len(token_ids),) or not np.array_equal(states.token_ids, token_ids):
+        problems.append(("wrong-token-ids", f"the file's {states.token_ids.size} token ids are not the sample's {len(token_ids)}"))
+    return problems
+
+
+def number_problems(states: States) -> list[tuple[str, str]]:
+    """Rows that are not finite or all zero, and slots that are the same in every row, as (id, message)."""
+    problems = []
+    bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": []}
+    for start, bits in _chunks(states.bits):
+        largest = (bits & SIGNLESS[states.dtype]).max(axis=-1)  # [rows, layers]
+        bad["not-finite"] += [(start + int(t), int(k)) for t, k in np.argwhere(largest >= INFINITY[states.dtype])]
+        bad["all-zero"] += [(start + int(t), int(k)) for t, k in np.argwhere(largest == 0)]
+    for name, places in bad.items():
+        if places:
+            told = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
+            problems.append((name, f"{len(places)} state rows are {name.replace('-', ' ')}: {told}{' ...' if len(places) > 3 else ''}"))
+    if len(states.bits) > 1 and len(set(states.token_ids.tolist())) > 1:
+        constant = [slot for slot in range(states.bits.shape[1]) if (states.bits[:, slot] == states.bits[0, slot]).all()]
+        if constant:
+            problems.append(("constant", f"slot {', '.join(map(str, constant))} has the same state at every token"))
+    return problems
+
+
+def _chunks(bits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    for start in range(0, len(bits), CHUNK_ROWS):
+        yield start, bits[start : start + CHUNK_ROWS]

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""The gate of one batch: succeed where the pass completed it, else fail with the recorded causes. Standard library only,
+so that a thousand gates cost seconds."""
+
+import argparse
+
+from eagle3_data import cli
+from eagle3_data.errors import InputError, SampleError, headline, render_failure
+from eagle3_data.records import read_json, write_json
+
+FULL_TEXTS = 3
+"""So many failed samples are shown with traceback, further ones by their headline."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", required=True)
+    parser.add_argument("--fingerprint", required=True, help="the batch's fingerprint in the current plan")
+    parser.add_argument("--ledger", required=True, help="ledger of the pass that was to extract the batch")
+    parser.add_argument("--output", required=True, help="target to write (JSON): exists only if the batch is complete")
+    arguments = parser.parse_args()
+    ledger = read_json(arguments.ledger)
+    outcome = ledger["batches"].get(arguments.batch)
+    if outcome is None:
+        raise SampleError(f"{arguments.ledger} does not mention batch {arguments.batch}; run the same command again")
+    if outcome["fingerprint"] != arguments.fingerprint:
+        raise SampleError(f"batch {arguments.batch} has changed since {arguments.ledger} was written; run the same command again")
+    if outcome["state"] != "complete":
+        explain(arguments.batch, ledger, outcome)
+        raise SampleError(
+            f"batch {arguments.batch} is {outcome['state'].replace('_', ' ')}; once the cause is mended, the same command retries exactly what is missing"
+        )
+    write_json(arguments.output, {"batch": arguments.batch, "fingerprint": arguments.fingerprint, "ledger": arguments.ledger, "samples": outcome["samples"]})
+
+
+def explain(batch: str, ledger: dict, outcome: dict) -> None:
+    """Say why the batch is incomplete: each failed sample, then what kept the rest from being reached."""
+    if outcome["failed"]:
+        cli.say(f"batch {batch}: {len(outcome['failed'])} of {outcome['samples']} samples failed; engine output: {ledger['engine_log']}")
+    for index, failed in enumerate(outcome["failed"]):
+        try:
+            failure = read_json(failed["record"])["failure"]
+        except InputError as error:
+            cli.say(headline(error))
+            continue
+        text = render_failure(failure) if index < FULL_TEXTS else f"{failure['class']}: {failure['message']}"
+        cli.say(f"\n--- sample {failed['sample_id']} ({failed['record']})\n{text}")
+    if outcome["not_reached"]:
+        shared = ledger["failure"]
+        cause = f"{shared['class']}: {shared['message']}" if shared else "no cause was recorded"
+        cli.say(f"batch {batch}: {outcome['not_reached']} of {outcome['samples']} samples were not reached: {cause}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
