@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eagle3_data.compatibility.findings import Finding
-from eagle3_data.compatibility.models import Architecture, loops_over_layers
+from eagle3_data.compatibility.models import Architecture, embeds_tokens, loops_over_layers
 from eagle3_data.compatibility.symbols import FunctionSymbol, Symbols, dotted, last_name
 
 MODEL_LAYERS = 6
@@ -101,6 +101,8 @@ class _DryRun:
             self.depth = max(after, self.depth)
 
     def _calls(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and dotted(node.value.value) == "self.layers":
+            self.layer_names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
             if last_name(call.func) in CAPTURE_CALLS and len(call.args) > 1:
                 self._captured(call.args[1], call, None)
@@ -195,24 +197,22 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
 
 
 def dry_run(symbols: Symbols, forward: FunctionSymbol, layers: int = MODEL_LAYERS) -> Capture | None:
-    """What `forward` captures, or None where its form is not understood (it runs no layers, or captures nothing)."""
+    """What `forward` captures, perhaps nothing; None where its form is not understood."""
     run = _DryRun(symbols, layers)
     run.run(forward.node.body)
-    if run.depth != layers or not run.depths:
+    if run.depth != layers or (not run.depths and "aux_hidden_state" in ast.unparse(forward.node)):
         return None
     return Capture(run.depths, layers, run.last, run.first, run.transformed, run.adds_residual)
 
 
 def check_capture(symbols: Symbols, architecture: Architecture, layers: Sequence[int], num_hidden_layers: int) -> list[Finding]:
     """Whether every requested id (vLLM's convention) will be captured by the architecture's forward."""
-    if architecture.decoder is None:
-        return [_cannot_tell(symbols, architecture, "the class that runs its decoder layers was not found")]
-    forward = symbols.method(architecture.decoder, "forward")
-    capture = dry_run(symbols, forward) if forward else None
-    if forward is None or capture is None:
-        return [_cannot_tell(symbols, architecture, f"the form of {architecture.decoder.name}.forward is not understood")]
-    name = f"{architecture.name}: {architecture.decoder.name}.forward"
-    where = symbols.tree.location(forward.module, capture.last or forward.node)
+    place = find_capture(symbols, architecture)
+    if isinstance(place, str):
+        return [_cannot_tell(symbols, architecture, place)]
+    function, capture = place
+    name = f"{architecture.name}: {function.qualified_name}"
+    where = symbols.tree.location(function.module, capture.last or function.node)
     findings = []
     if missed := [k for k in layers if 0 <= k <= num_hidden_layers and capture.misses(k, num_hidden_layers)]:
         findings.append(_not_captured(name, missed, num_hidden_layers, where))
@@ -221,13 +221,40 @@ def check_capture(symbols: Symbols, architecture: Architecture, layers: Sequence
         findings.append(Finding("layer-shifted", "fail", title, vllm_location=where, remedy="use a vLLM where id k is the state after k layers"))
     if 0 in layers and capture.needs_residual_at_zero:
         title = f"{name} adds, at layer id 0, a residual that does not exist yet, and dies in the first forward pass"
-        first = symbols.tree.location(forward.module, capture.first)
+        first = symbols.tree.location(function.module, capture.first)
         findings.append(Finding("layer-not-captured", "fail", title, vllm_location=first, remedy="leave id 0 out"))
     if capture.transformed:
         title = f"{name}: what is captured is not the plain residual stream but `{capture.transformed}`"
         remedy = "let the canary and the greedy proof judge it"
         findings.append(Finding("capture-transformed", "unknown", title, vllm_location=where, remedy=remedy))
     return findings
+
+
+def find_capture(symbols: Symbols, architecture: Architecture) -> tuple[FunctionSymbol, Capture] | str:
+    """The function that captures and what it captures; or why that cannot be told."""
+    if (backend := _transformers_backend(symbols, architecture)) is not None:
+        return backend
+    if architecture.decoder is None:
+        return "the class that runs its decoder layers was not found"
+    forward = symbols.method(architecture.decoder, "forward")
+    capture = dry_run(symbols, forward) if forward else None
+    if forward is None or capture is None:
+        return f"the form of {architecture.decoder.name}.forward is not understood"
+    if not capture.depths and not embeds_tokens(symbols, architecture.decoder):
+        return f"{architecture.decoder.name} runs layers but does not look like the language model"
+    return forward, capture
+
+
+def _transformers_backend(symbols: Symbols, architecture: Architecture) -> tuple[FunctionSymbol, Capture] | None:
+    """vLLM's Transformers backend hooks layer outputs by index: `self._layer_names[layer - 1]` is the state after `layer` layers."""
+    method = symbols.method(architecture.cls, "set_aux_hidden_state_layers")
+    if method is None or ".transformers" not in method.module:
+        return None
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.Subscript) and last_name(node.value) == "_layer_names":
+            shift = 0 if isinstance(node.slice, ast.BinOp) and isinstance(node.slice.op, ast.Sub) else 1
+            return method, Capture({k: k + shift for k in range(1, MODEL_LAYERS + 1 - shift)}, MODEL_LAYERS, node, node)
+    return None
 
 
 def _not_captured(name: str, missed: Sequence[int], num_hidden_layers: int, where: str) -> Finding:

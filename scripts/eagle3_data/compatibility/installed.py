@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eagle3_data.compatibility import arithmetic, versions
-from eagle3_data.compatibility.capture import check_capture
+from eagle3_data.compatibility.client import Client, client_of_tree, open_client
 from eagle3_data.compatibility.findings import Finding, Findings, accept, in_order
-from eagle3_data.compatibility.models import ModelRegistry, check_architecture
 from eagle3_data.compatibility.source_tree import SourceTree, installed_tree
+from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.symbols import Symbols
+from eagle3_data.compatibility.wire_contract import Plan, check_engine_arguments
 from eagle3_data.config import Compatibility, Extraction, Tokenization
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.layers import OFFSETS, default_layers
 from eagle3_data.target import TargetDescription, read_model_config
 
 VLLM_ENGINES = "eagle3_data.engines.vllm"
+OTHER_CLIENTS = ("speculators", "hs_connectors")
+"""Installed beside our engine and bound, too; a run does not go through them, so what fails there is a warning here."""
 
 
 def requested_layers(extraction: Extraction, num_hidden_layers: int) -> tuple[int, ...]:
@@ -39,29 +44,44 @@ def check(
     started = time.monotonic()
     layers = requested_layers(extraction, target.num_hidden_layers)
     workload = arithmetic.Workload(batches["tokens"], batches["samples"], batches["longest"], layers, target.hidden_size, extraction.dtype)
-    findings = arithmetic.check_layers(layers, target.num_hidden_layers, "extraction.layers")
-    findings += check_remote_code(target, target_section)
-    findings += arithmetic.check_length(max(workload.longest, 1), target.max_position_embeddings)
-    findings += arithmetic.check_disk(workload, extraction.store)
     subject = describe(target, workload, extraction)
+    findings = check_remote_code(target, target_section)
+    findings += arithmetic.check_length(min(workload.longest, tokenization.max_length), target.max_position_embeddings)
+    findings += arithmetic.check_disk(workload, extraction.store)
     if extraction.engine.startswith(VLLM_ENGINES):
         tree = installed_tree("vllm")
         findings += versions.check_installed()
-        findings += arithmetic.check_tensor_parallel(read_model_config(Path(target.path)), extraction.tensor_parallel)
         findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, arithmetic.device_memory())
-        findings += check_model(tree, target, layers) if tree else []
+        findings += check_vllm(tree, target, layers, extraction, workload.longest) if tree else []
         subject |= {"vLLM": tree.version if tree else "not installed"}
+    else:
+        findings += arithmetic.check_layers(layers, target.num_hidden_layers, "extraction.layers")
     findings += check_tokenizer(target, target_section)
     return Findings(in_order(accept(findings, compatibility.allow)), subject, time.monotonic() - started)
 
 
-def check_model(tree: SourceTree, target: TargetDescription, layers: tuple[int, ...]) -> list[Finding]:
-    """The architecture and what its forward captures, in an installed or any other vLLM."""
-    symbols = Symbols(tree)
-    architecture, findings = check_architecture(ModelRegistry(symbols), target.architecture, target.text_architecture, target.needs_remote_code)
-    if architecture is None or not architecture.supports_eagle3:
-        return findings
-    return findings + check_capture(symbols, architecture, layers, target.num_hidden_layers)
+def check_vllm(tree: SourceTree, target: TargetDescription, layers: tuple[int, ...], extraction: Extraction, longest: int) -> list[Finding]:
+    """The installed vLLM with our engine, this target and these engine arguments; then the other clients' own code."""
+    plan = replace(Plan.of(extraction.tensor_parallel, extraction.engine_arguments, longest), client_location="extraction")
+    model = Model.of(read_model_config(Path(target.path)))
+    findings = [*check_tree(tree, Question(own_clients(), model, layers, plan))]
+    findings += check_engine_arguments(Symbols(tree), extraction.engine_arguments)
+    return findings + [_warned(finding) for finding in check_tree(tree, Question(other_clients(), plan=plan))]
+
+
+def own_clients() -> tuple[Client, ...]:
+    """Our vLLM engine and connector, from the package this module belongs to."""
+    return (replace(open_client(Path(__file__).parents[1] / "engines" / "vllm"), label="eagle3_data.engines.vllm"),)
+
+
+def other_clients() -> tuple[Client, ...]:
+    trees: Iterable[SourceTree | None] = (installed_tree(package) for package in OTHER_CLIENTS)
+    clients = (client_of_tree(tree) for tree in trees if tree is not None)
+    return tuple(client for client in clients if client.files)
+
+
+def _warned(finding: Finding) -> Finding:
+    return replace(finding, level="warn") if finding.level == "fail" else finding
 
 
 def check_remote_code(target: TargetDescription, section: TargetSection) -> list[Finding]:

@@ -12,8 +12,11 @@ from eagle3_data.compatibility.symbols import ClassSymbol, Symbols, dotted
 
 REGISTRY = "vllm.model_executor.models.registry"
 MODELS_PACKAGE = "vllm.model_executor.models"
+MODEL_PACKAGES = (MODELS_PACKAGE, "vllm.models")
 TRANSFORMERS_BACKEND = "TransformersForCausalLM"
-NOT_THE_DECODER = re.compile(r"Vision|Tower|Audio|Encoder|Projector|Processor|Config|Info|Dummy|Pooler|Connector|Mixin$")
+TOKEN_EMBEDDINGS = ("embed_tokens", "embed_input_ids", "get_input_embeddings", "wte", "word_embeddings")
+LAYER_LISTS = ("layers", "_active_layers")
+NOT_THE_DECODER = re.compile(r"Vision|Tower|Audio|Encoder|Projector|Processor|Config|Info|Dummy|Pooler|Connector|Mixin$|Head$")
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,11 @@ class Architecture:
     cls: ClassSymbol
     decoder: ClassSymbol | None
     supports_eagle3: bool
-    supports_pipeline_parallel: bool
+
+    @property
+    def title(self) -> str:
+        """The architecture and, where it has another name, its class."""
+        return self.name if self.name == self.cls.name else f"{self.name} ({self.cls.name})"
 
 
 class ModelRegistry:
@@ -60,7 +67,6 @@ class ModelRegistry:
             cls=cls,
             decoder=self._decoder(cls, text_architecture),
             supports_eagle3=self.symbols.has_base(cls, "SupportsEagle3"),
-            supports_pipeline_parallel=self.symbols.has_base(cls, "SupportsPP"),
         )
 
     def _decoder(self, cls: ClassSymbol, text_architecture: str) -> ClassSymbol | None:
@@ -78,17 +84,29 @@ class ModelRegistry:
 
     def _constructed(self, cls: ClassSymbol, text_architecture: str) -> Iterator[ClassSymbol]:
         """Classes that `cls` or a base of it names outside annotations, and architectures it asks the registry for."""
+        yield from named_classes(self.symbols, cls)
         for owner in self.symbols.mro(cls)[0]:
-            for node in _expressions(owner.node):
-                if isinstance(node, ast.Name | ast.Attribute) and dotted(node):
-                    found = self.symbols.lookup(owner.module, node)
-                    if isinstance(found, ClassSymbol) and found.module.startswith(("vllm.model_executor.models", "vllm.models")):
-                        yield found
-                elif isinstance(node, ast.Call) and dotted(node.func).endswith("init_vllm_registered_model"):
+            for node in ast.walk(owner.node):
+                if isinstance(node, ast.Call) and dotted(node.func).endswith("init_vllm_registered_model"):
                     names = [c.value for k in node.keywords if k.arg == "architectures" for c in ast.walk(k.value) if isinstance(c, ast.Constant)]
                     for name in names or [text_architecture]:
                         if isinstance(name, str) and (registered := self.model_class(name)) is not None:
                             yield registered
+
+
+def embeds_tokens(symbols: Symbols, cls: ClassSymbol) -> bool:
+    """Whether the class is a language model's: it embeds token ids."""
+    return any(symbols.member(cls, name) is not None for name in TOKEN_EMBEDDINGS)
+
+
+def named_classes(symbols: Symbols, cls: ClassSymbol) -> Iterator[ClassSymbol]:
+    """Model classes that `cls` or a base of it names in its code: those it may build."""
+    for owner in symbols.mro(cls)[0]:
+        for node in _expressions(owner.node):
+            if isinstance(node, ast.Name | ast.Attribute) and dotted(node):
+                found = symbols.lookup(owner.module, node)
+                if isinstance(found, ClassSymbol) and found.module.startswith(MODEL_PACKAGES):
+                    yield found
 
 
 def runs_layers(symbols: Symbols, cls: ClassSymbol) -> bool:
@@ -98,9 +116,11 @@ def runs_layers(symbols: Symbols, cls: ClassSymbol) -> bool:
 
 
 def loops_over_layers(loop: ast.For) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "layers" and dotted(node.value) == "self" for node in ast.walk(loop.iter)) or (
-        any(isinstance(node, ast.Attribute) and node.attr == "end_layer" for node in ast.walk(loop.iter)) and "self.layers[" in ast.unparse(loop)
-    )
+    """`for ... in self.layers` in any wrapping, or `for i in range(start_layer, end_layer)` with `self.layers[i]` inside."""
+    nodes = list(ast.walk(loop.iter))
+    if any(isinstance(node, ast.Attribute) and node.attr in LAYER_LISTS and dotted(node.value) == "self" for node in nodes):
+        return True
+    return "self.layers[" in ast.unparse(loop) and any(isinstance(node, ast.Attribute) and node.attr == "end_layer" for node in nodes)
 
 
 def _registered(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -139,10 +159,7 @@ def check_architecture(
 
 
 def _not_eagle3(registry: ModelRegistry, architecture: Architecture) -> Finding:
-    title = (
-        f"{architecture.name}: {architecture.cls.name} does not implement SupportsEagle3, so vLLM refuses to capture "
-        "hidden states from it, after loading its weights"
-    )
+    title = f"{architecture.title} does not implement SupportsEagle3, so vLLM refuses to capture hidden states from it, after loading its weights"
     remedy = "use a vLLM whose class does (`matrix` shows which), or extraction.engine: eagle3_data.engines.transformers:TransformersEngine"
     return Finding("not-eagle3", "fail", title, vllm_location=registry.symbols.location(architecture.cls), remedy=remedy)
 

@@ -68,7 +68,8 @@ class ZipFiles:
         return self._zip.read(path).decode("utf-8", errors="replace")
 
     def python_files(self, below: str) -> list[str]:
-        return sorted(name for name in self._names if name.endswith(".py") and name.startswith(below.rstrip("/") + "/"))
+        start = f"{below}/" if below else ""
+        return sorted(name for name in self._names if name.endswith(".py") and name.startswith(start))
 
     def metadata(self, package: str) -> str:
         for name in sorted(self._names):

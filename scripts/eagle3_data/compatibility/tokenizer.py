@@ -15,17 +15,18 @@ CONVERSATION = [
 
 def check_tokenizer(target: str, vocab_size: int, has_chat_template: bool, trust_remote_code: bool) -> list[Finding]:
     """Findings about the tokenizer in checkpoint directory `target`."""
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except Exception as error:  # noqa: BLE001 - an import may fail in any way, and vLLM imports transformers, too
+        title = f"transformers cannot be imported: {headline(error)}"
+        remedy = "install one of envs/'s environments; beside a CPU torch leave torchvision, torchaudio and torchcodec out"
+        return [Finding("transformers-unusable", "fail", title, remedy=remedy)]
     try:
         tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's loader raises is the finding
         title = f"the tokenizer does not load: {headline(error)}"
-        return [
-            Finding(
-                "tokenizer-unusable", "fail", title, target, remedy="see that the checkpoint's tokenizer files are whole and fit the installed transformers"
-            )
-        ]
+        remedy = "see that the checkpoint's tokenizer files are whole and fit the installed transformers"
+        return [Finding("tokenizer-unusable", "fail", title, target, remedy=remedy)]
     return [*_ids_below(tokenizer, vocab_size, target), *_round_trips(tokenizer, target), *_template(tokenizer, vocab_size, has_chat_template, target)]
 
 
