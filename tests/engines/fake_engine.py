@@ -1,0 +1,81 @@
+"""An engine for plumbing and fault injection: instant, deterministic, no model. Never used to claim anything about states.
+
+Faults are read anew for every request from the JSON file named by FAKE_ENGINE_FAULTS:
+{"start": "message"}            the engine does not start
+{"refuse": {key: "message"}}    submit raises SampleError
+{"write": {key: errno}}         the write of the states fails with that errno
+{"wrong": {key: "zeros"}}       all-zero states; "ids": another sample's token ids
+{"kill": [key]}                 the process dies by SIGKILL when it meets the key
+{"hang": [key]}                 it sleeps forever
+{"sleep_s": 0.1}                seconds spent on each sample
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states
+from eagle3_data.errors import EngineError, SampleError
+
+
+def faults() -> dict[str, Any]:
+    path = os.environ.get("FAKE_ENGINE_FAULTS")
+    return json.loads(Path(path).read_text()) if path and Path(path).exists() else {}
+
+
+class FakeEngine:
+    def __init__(self, settings: EngineSettings) -> None:
+        self.versions = {"fake": "1"}
+        if message := faults().get("start"):
+            raise EngineError(message)
+        self._settings = settings
+        self._hidden_size = json.loads((Path(settings.model_path) / "config.json").read_text())["hidden_size"]
+        self._waiting: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        if message := faults().get("refuse", {}).get(request.key):
+            try:
+                raise ValueError("the innermost cause")
+            except ValueError as error:
+                raise SampleError(message) from error
+        self._waiting.append(request)
+
+    def step(self) -> list[Extracted | Rejected]:
+        request = self._waiting.pop(0)
+        now = faults()
+        time.sleep(now.get("sleep_s", 0))
+        if request.key in now.get("kill", ()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if request.key in now.get("hang", ()):
+            time.sleep(1e6)
+        publish_states(request.states_path, lambda part: self._write(part, request, now))
+        return [Extracted(request.key, request.states_path, 0)]
+
+    def _write(self, part: str, request: Request, now: dict[str, Any]) -> None:
+        if number := now.get("write", {}).get(request.key):
+            raise OSError(number, os.strerror(number), part)
+        wrong = now.get("wrong", {}).get(request.key)
+        shape = (len(request.token_ids), len(self._settings.layers), self._hidden_size)
+        generator = np.random.default_rng(int(request.key[:8], 16))
+        bits = generator.integers(0x3F00, 0x3FFF, shape, dtype=np.uint16) * (wrong != "zeros")
+        ids = np.array(request.token_ids, dtype=np.int64) + (wrong == "ids")
+        write_safetensors(Path(part), {"hidden_states": ("BF16", bits.astype(np.uint16)), "token_ids": ("I64", ids)}, self._settings.provenance)
+
+    def close(self) -> None: ...
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, np.ndarray]], metadata: dict[str, str]) -> None:
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name, (dtype, array) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for _, array in tensors.values()))

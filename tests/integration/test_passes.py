@@ -1,0 +1,197 @@
+"""Passes, gates and the store under real Snakemake: what a run plans, what a failure costs, what a rerun does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+import pytest
+from integration.workflow import Run, Workflow, conversation, write_jsonl
+
+pytestmark = pytest.mark.slow
+
+
+def finish(workflow: Workflow) -> Run:
+    run = workflow.run("extract")
+    assert run.returncode == 0, run.output
+    assert list(run.passes) == ["001/0"]
+    assert workflow.targets() == sorted(workflow.batches())
+    return run
+
+
+def test_a_run_extracts_every_batch_with_one_load_and_a_second_has_nothing_to_do(fast: Workflow) -> None:
+    run = finish(fast)
+    assert len(fast.batches()) == 5
+    assert run.passes["001/0"]["model_loads"] == 1
+    assert "5 of 5 batches extracted" in run.output
+    assert fast.run("extract").nothing_done
+
+
+def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exactly_it(fast: Workflow) -> None:
+    assert fast.run("results/test/tokens/batches.json").returncode == 0
+    poison = fast.keys("00002")[0]
+    fast.faults = {"refuse": {poison: "this sample is poison"}}
+    failed = fast.run("extract")
+    assert failed.returncode != 0
+    assert fast.targets() == ["00000", "00001", "00003", "00004"]
+    assert len(fast.stored()) == 9
+    log = fast.log("extract_batch/00002.log")
+    for expected in ("this sample is poison", "caused by ValueError: the innermost cause", "Traceback (most recent call last)", "fake_engine.py"):
+        assert expected in log
+    assert "4 of 5 batches extracted" in failed.output
+    assert "1 samples: SampleError: this sample is poison" in failed.output
+    assert "snakemake" in failed.output.rsplit("retries exactly what is missing:", 1)[1]
+    fast.faults = {}
+    retried = fast.run("extract")
+    assert retried.returncode == 0
+    assert list(retried.passes) == ["002/0"]
+    assert retried.passes["002/0"]["model_loads"] == 1
+    assert retried.passes["002/0"]["samples_extracted"] == 1
+    assert retried.gates == ["00002"]
+    assert fast.run("extract").nothing_done
+
+
+def append_a_row(workflow: Workflow) -> list[str]:
+    with open(workflow.directory / "data.jsonl", "a") as file:
+        file.write(__import__("json").dumps(conversation(500)) + "\n")
+    return ["extract"]
+
+
+def edit_a_row(workflow: Workflow) -> list[str]:
+    write_jsonl(workflow.directory / "data.jsonl", [conversation(777), *(conversation(number) for number in range(101, 110))])
+    return ["extract"]
+
+
+def change_jobs(workflow: Workflow) -> list[str]:
+    workflow.config["extraction"]["jobs"] = 2
+    return ["extract"]
+
+
+def change_a_comment_in_a_script(workflow: Workflow) -> list[str]:
+    workflow.root = workflow.directory / "project"
+    return ["extract"]
+
+
+def delete_ledgers(workflow: Workflow) -> list[str]:
+    shutil.rmtree(workflow.results / "extraction/passes")
+    return ["extract"]
+
+
+def delete_a_sample(workflow: Workflow) -> list[str]:
+    key = workflow.keys("00001")[0]
+    next(workflow.directory.glob(f"results/store/*/{key[:2]}/{key}.safetensors")).unlink()
+    return ["extract"]
+
+
+CHANGES: list[tuple[Callable[[Workflow], list[str]], list[str], int]] = [
+    # the change, the passes it must plan, the samples they must extract
+    (append_a_row, ["002/0"], 1),
+    (edit_a_row, ["002/0"], 1),
+    (change_jobs, [], 0),
+    (lambda workflow: ["-R", "extract_pass", "--", "extract"], [], 0),
+    (lambda workflow: ["--forceall", "extract"], [], 0),
+    (delete_ledgers, ["002/0"], 0),
+    (delete_a_sample, ["002/0"], 1),
+    (lambda workflow: ["results/test/extraction/batches/00003.json"], [], 0),
+]
+
+
+@pytest.mark.parametrize(("change", "passes", "extracted"), CHANGES, ids=["append", "edit", "jobs", "-R", "--forceall", "ledgers", "sample", "target"])
+def test_after_a_finished_run_a_change_plans_exactly_its_passes(
+    fast: Workflow, change: Callable[[Workflow], list[str]], passes: list[str], extracted: int
+) -> None:
+    finish(fast)
+    time.sleep(1.1)  # file times of one second's resolution
+    run = fast.run(*change(fast))
+    assert run.returncode == 0, run.output
+    assert list(run.passes) == passes
+    assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) == extracted
+    assert all(ledger["model_loads"] == int(extracted > 0) for ledger in run.passes.values())
+    assert fast.targets() == sorted(fast.batches())
+    again = fast.run("extract")
+    assert again.nothing_done, again.output
+
+
+def test_a_changed_comment_in_a_script_reruns_nothing(fast: Workflow) -> None:
+    project = copy_project(fast)
+    finish(fast)
+    for script in (*project.glob("scripts/*.py"), *project.glob("scripts/eagle3_data/extraction/*.py")):
+        script.write_text(script.read_text() + "# a comment\n")
+    assert fast.run("extract").nothing_done
+
+
+def copy_project(workflow: Workflow) -> "os.PathLike[str]":
+    project = workflow.directory / "project"
+    for name in ("Snakefile", "rules", "scripts", "config", "envs", "profiles"):
+        source = workflow.root / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, project / name) if project.exists() or not project.mkdir() else None
+    workflow.root = project
+    return project
+
+
+def test_a_single_batch_as_target_runs_one_pass_whose_work_the_others_use(fast: Workflow) -> None:
+    one = fast.run("results/test/extraction/batches/00003.json")
+    assert one.returncode == 0, one.output
+    assert list(one.passes) == ["001/0"]
+    assert one.gates == ["00003"]
+    rest = fast.run("extract")
+    assert rest.returncode == 0
+    assert rest.passes == {}
+    assert rest.gates == ["00000", "00001", "00002", "00004"]
+
+
+def test_two_jobs_share_a_pass_and_each_loads_once(fast: Workflow) -> None:
+    fast.config["extraction"]["jobs"] = 2
+    run = fast.run("extract")
+    assert run.returncode == 0, run.output
+    assert sorted(run.passes) == ["001/0", "001/1"]
+    assert [sorted(ledger["batches"]) for _, ledger in sorted(run.passes.items())] == [["00000", "00002", "00004"], ["00001", "00003"]]
+    assert all(ledger["model_loads"] == 1 for ledger in run.passes.values())
+
+
+def test_an_engine_that_does_not_start_fails_every_batch_for_one_recorded_cause(fast: Workflow) -> None:
+    fast.faults = {"start": "no such device"}
+    run = fast.run("extract")
+    assert run.returncode != 0
+    ledger = run.passes["001/0"]
+    assert ledger["failure"]["message"] == "no such device"
+    assert "Traceback" in ledger["failure"]["traceback"]
+    assert {outcome["state"] for outcome in ledger["batches"].values()} == {"not_reached"}
+    assert "10 samples: EngineError: no such device" in run.output
+    assert "no such device" in fast.log("extract_batch/00000.log")
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"write": 28}, "No space left on device"),
+        ({"wrong": "zeros"}, "all-zero"),
+        ({"wrong": "ids"}, "wrong-token-ids"),
+    ],
+    ids=["disk-full", "zeros", "swapped"],
+)
+def test_states_that_are_not_the_samples_never_reach_the_store(fast: Workflow, fault: dict[str, object], expected: str) -> None:
+    assert fast.run("results/test/tokens/batches.json").returncode == 0
+    key = fast.keys("00004")[0]
+    fast.faults = {name: {key: value} for name, value in fault.items()}
+    run = fast.run("extract")
+    assert run.returncode != 0
+    assert key not in fast.stored()
+    assert len(fast.stored()) == 9
+    assert expected in fast.log("extract_batch/00004.log")
+    assert not list(fast.directory.glob("results/store/*/incoming/*/*"))
+
+
+def test_a_dead_engine_fails_what_was_with_it_keeps_what_was_finished_and_names_the_signal(fast: Workflow) -> None:
+    fast.config["extraction"]["in_flight_tokens"] = 512
+    assert fast.run("results/test/tokens/batches.json").returncode == 0
+    fast.faults = {"kill": [fast.keys("00004")[-1]], "sleep_s": 0.2}
+    run = fast.run("extract")
+    assert run.returncode != 0
+    assert run.passes["001/0"]["failure"]["message"].startswith("the engine's process was killed by SIGKILL")
+    assert len(fast.stored()) >= 4
+    fast.faults = {}
+    assert fast.run("extract").returncode == 0
+    assert len(fast.stored()) == 10

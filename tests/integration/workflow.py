@@ -1,0 +1,109 @@
+"""Runs the real workflow with real Snakemake in a scratch directory, and tells what a run did."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_ENGINE = "fake_engine:FakeEngine"
+TRANSFORMERS_ENGINE = "eagle3_data.engines.transformers:TransformersEngine"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of snakemake. `passes` are the ledgers it made, by "<number>/<stripe>"; `gates` the batches whose gate ran."""
+
+    returncode: int
+    output: str
+    passes: dict[str, dict[str, Any]]
+    gates: list[str]
+    jobs: list[str] = field(default_factory=list)
+
+    @property
+    def nothing_done(self) -> bool:
+        return self.returncode == 0 and "Nothing to be done" in self.output
+
+
+class Workflow:
+    """A scratch working directory with a configuration; `config` may be changed between runs."""
+
+    def __init__(self, directory: Path, config: dict[str, Any], root: Path = ROOT) -> None:
+        self.directory, self.root = directory, root
+        self.config: dict[str, Any] = {"run": "test", **config}
+        self.faults: dict[str, Any] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def results(self) -> Path:
+        return self.directory / "results" / self.config["run"]
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs" / self.config["run"]
+
+    def arguments(self, *arguments: str) -> list[str]:
+        (self.directory / "config.yaml").write_text(yaml.safe_dump(self.config))
+        (self.directory / "faults.json").write_text(json.dumps(self.faults))
+        fixed = ["-s", str(self.root / "Snakefile"), "--configfile", "config.yaml", "--workflow-profile", str(self.root / "profiles/default"), "--cores", "2"]
+        return [sys.executable, "-m", "snakemake", *fixed, *arguments]
+
+    def environment(self) -> dict[str, str]:
+        engines = os.pathsep.join([str(ROOT / "tests/engines"), os.environ.get("PYTHONPATH", "")])
+        return {**os.environ, "PYTHONPATH": engines, "FAKE_ENGINE_FAULTS": str(self.directory / "faults.json")}
+
+    def run(self, *arguments: str, timeout: float = 900) -> Run:
+        before = self._ledgers()
+        done = subprocess.run(
+            self.arguments(*arguments), cwd=self.directory, env=self.environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout
+        )
+        output = done.stdout + done.stderr
+        after = self._ledgers()
+        return Run(
+            returncode=done.returncode,
+            output=output,
+            passes={name: json.loads(path.read_text()) for name, path in after.items() if name not in before},
+            gates=sorted(set(re.findall(r"rule extract_batch:\n(?:    .*\n)*?    wildcards: batch=(\d{5})", output))),
+            jobs=re.findall(r"^local(?:rule|checkpoint) (\w+):", output, re.MULTILINE),
+        )
+
+    def _ledgers(self) -> dict[str, Path]:
+        return {f"{path.parent.name}/{path.stem}": path for path in self.results.glob("extraction/passes/*/*.json")}
+
+    def batches(self) -> dict[str, Any]:
+        return json.loads((self.results / "tokens/batches.json").read_text())["batches"]
+
+    def keys(self, batch: str) -> list[str]:
+        import pyarrow.parquet as pq
+
+        table = pq.ParquetFile(self.results / "tokens/samples.parquet").read_row_group(self.batches()[batch]["row_group"], columns=["key"])
+        return table["key"].to_pylist()
+
+    def stored(self) -> dict[str, str]:
+        """Checksums, by key, of every sample in the store."""
+        sidecars = [json.loads(path.read_text()) for path in self.directory.glob("results/store/*/??/*.json")]
+        return {sidecar["key"]: sidecar["xxh3_128"] for sidecar in sidecars}
+
+    def targets(self) -> list[str]:
+        return sorted(path.stem for path in self.results.glob("extraction/batches/*.json"))
+
+    def log(self, name: str) -> str:
+        return (self.logs / name).read_text()
+
+
+def conversation(number: int) -> dict[str, Any]:
+    """A short conversation, different for each number."""
+    question, answer = f"What is {number} plus {number}?", f"{number} plus {number} is {2 * number}, since doubling {number} gives {2 * number}."
+    return {"id": f"sum-{number}", "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
