@@ -2,6 +2,7 @@
 """Tokenize conversations with the target's chat template: token ids, loss masks, batches, and a fate for every row."""
 
 import argparse
+import os
 from pathlib import Path
 
 from eagle3_data import cli
@@ -16,16 +17,18 @@ def main() -> None:
     parser.add_argument(
         "--output-dir", required=True, type=Path, help="directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy, samples.html"
     )
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="by default as many as there are CPUs to use")
     arguments = parser.parse_args()
-    from eagle3_data.tokenization.dataset import Settings, summary, tokenize_dataset
+    data = load_section(arguments.config, "data", Data)
+    tokenization = load_section(arguments.config, "tokenization", Tokenization)
+    target = load_section(arguments.config, "target", Target)
+    description = TargetDescription.read(arguments.target)
 
-    settings = Settings(
-        data=load_section(arguments.config, "data", Data),
-        tokenization=load_section(arguments.config, "tokenization", Tokenization),
-        target=load_section(arguments.config, "target", Target),
-    )
-    for line in summary(tokenize_dataset(settings, TargetDescription.read(arguments.target), arguments.output_dir)):
-        cli.say(line)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism; read when the library first encodes
+    from eagle3_data.tokenization.dataset import Request, tokenize_dataset
+
+    request = Request(data, tokenization, target, description)
+    cli.say(tokenize_dataset(request, arguments.output_dir, max(1, arguments.processes)).summary())
 
 
 if __name__ == "__main__":

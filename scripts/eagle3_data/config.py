@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from eagle3_data.errors import ConfigError
 
@@ -35,12 +35,28 @@ class Target(Section):
 class Source(Section):
     """One set of conversations: a file, a directory or a dataset of the Hugging Face hub."""
 
-    path: str = Field(description="File (`.json`, `.jsonl`), read row by row.")
-    name: str = Field("", description="Name in sample ids and in the ledger; by default the file name without its ending.")
-    layout: Literal["auto", "sharegpt", "messages"] = Field(
-        "auto", description="`sharegpt` (from/value), `messages` (OpenAI role/content), or `auto`: told by each row's fields."
+    path: str = Field(
+        description="File (`.json`, `.jsonl`, either also as `.gz` or `.zst`; `.parquet`), directory that `datasets` can load, or `hub:owner/name` of the "
+        "Hugging Face hub."
     )
-    field: str = Field("", description="Field of a row that holds the turns; by default `conversations` or `messages`.")
+    name: str = Field("", description="Name in sample ids and in the ledger; by default the file name without its ending.")
+    split: str = Field("train", description="Split to read, where the source is a dataset with several.")
+    layout: Literal["auto", "sharegpt", "messages", "prompt_response", "text", "tokens"] = Field(
+        "auto",
+        description="What a row holds: `sharegpt` (from/value), `messages` (OpenAI role/content), `prompt_response`, `text` (the chat template is already "
+        "applied), `tokens` (`input_ids`, and `loss_mask` if not all are trained), or `auto`: told by each row's fields.",
+    )
+    field: str = Field("", description="Field of a row that holds the turns, the prompt, the text or the ids; by default the usual names.")
+    response_field: str = Field("", description="Field with the response, for `prompt_response`; by default `response`, `completion` and the like.")
+    mask_field: str = Field("loss_mask", description="Field with the loss mask, for `tokens`.")
+    tools_field: str = Field("tools", description="Field with the descriptions of the tools, a list or its JSON text.")
+    trained: Literal["turns", "all"] = Field(
+        "turns", description="For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop tokens, or `all` of the text."
+    )
+    limit: int | None = Field(None, ge=1, description="Read only so many rows.")
+    weight: float = Field(
+        1.0, gt=0, le=1, description="Share of the rows to use, drawn by a hash of their number: the same ones in every run, whatever is appended."
+    )
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(
         default_factory=dict, description="Further role names and what they mean, such as `{bot: assistant}`."
     )
@@ -49,7 +65,7 @@ class Source(Section):
     @classmethod
     def _name_from_path(cls, values: Any) -> Any:
         if isinstance(values, dict) and not values.get("name") and isinstance(values.get("path"), str):
-            return {**values, "name": Path(values["path"]).name.split(".")[0]}
+            return {**values, "name": Path(values["path"].removeprefix("hub:")).name.split(".")[0]}
         return values
 
 
@@ -57,6 +73,13 @@ class Data(Section):
     """The conversations to train on."""
 
     sources: tuple[Source, ...] = Field(min_length=1, description="Sets of conversations, read in this order.")
+    train_ratio: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the rows to train on; the rest, whole conversations drawn by hash, is put last for validation. "
+        "`speculators train --train-data-ratio` cuts exactly there if given the same number (its default is 0.9).",
+    )
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
@@ -75,7 +98,17 @@ class Tokenization(Section):
     train_on: Literal["all", "last", "each"] = Field(
         "all", description="Assistant turns to train: `all` of a conversation, the `last` one, or `each` one in a row of its own that ends with it."
     )
+    near_duplicates: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Drop a conversation whose turns share at least this part of their word 5-grams (estimated Jaccard index) with an earlier one. About 2 kB of memory a row.",
+    )
     train_end_of_turn: bool = Field(True, description="Whether the token that ends an assistant turn is trained.")
+    chat_template: str | None = Field(None, description="File with the chat template to use instead of the target's own.")
+    date: str = Field(
+        "2025-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Today, for templates that print it: the same data gives the same tokens on every day."
+    )
     template_arguments: dict[str, Any] = Field(default_factory=dict, description="Further variables of the chat template, such as `{enable_thinking: false}`.")
     reasoning_markers: tuple[tuple[str, str], ...] = Field(
         (("<think>", "</think>"), ("◁think▷", "◁/think▷")),
@@ -83,6 +116,7 @@ class Tokenization(Section):
     )
     on_bad_row: Literal["error", "drop"] = Field("error", description="A row that cannot be read stops the rule, or is dropped and counted.")
     batch_tokens: int = Field(200_000, ge=1, description="Tokens of a batch, the unit of retry and validation.")
+    batches: int | None = Field(None, ge=1, description="Number of batches, instead of `batch_tokens`. Appended rows then change all of them, but no sample.")
 
 
 class Extraction(Section):
@@ -127,6 +161,11 @@ class Compatibility(Section):
         description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right.",
     )
     allow: tuple[str, ...] = Field((), description="Ids of findings accepted knowingly; they stay in the report.")
+
+    @field_validator("canary", mode="before")
+    @classmethod
+    def _unquoted_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 class TrainingSet(Section):

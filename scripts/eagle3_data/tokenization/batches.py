@@ -1,18 +1,17 @@
-"""Samples to batches: one Parquet row group each, filled in order, so that further samples change only the last one."""
+"""Samples to batches: one Parquet row group each, in training order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from eagle3_data.hashing import hash_json
-from eagle3_data.tokenization.rows import Sample
+from eagle3_data.tokenization.placement import PlacedSample, StartsBatch
 
 SCHEMA = pa.schema(
     [
@@ -29,38 +28,25 @@ SCHEMA = pa.schema(
 """Columns of samples.parquet."""
 
 
-@dataclass(frozen=True)
-class PlacedSample:
-    """A kept sample with its names and its side of the split."""
-
-    sample_id: str
-    conversation_id: str
-    split: str
-    sample: Sample
-
-
-@dataclass
 class BatchWriter:
     """Writes samples.parquet, counts trained tokens, and keeps what batches.json says of each batch."""
 
-    path: Path
-    batch_tokens: int
-    vocab_size: int
-    batches: dict[str, dict[str, Any]] = field(default_factory=dict)
-    frequencies: NDArray[np.int64] = field(init=False)
-    _pending: list[PlacedSample] = field(default_factory=list)
-    _pending_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.frequencies = np.zeros(self.vocab_size, np.int64)
-        self._writer = pq.ParquetWriter(self.path, SCHEMA, compression="zstd", use_dictionary=["split", "conversation_id"])
+    def __init__(self, path: Path, starts_batch: StartsBatch, vocab_size: int) -> None:
+        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=["split"])
+        self._starts_batch = starts_batch
+        self._pending: list[PlacedSample] = []
+        self._pending_tokens = 0
+        self.batches: dict[str, dict[str, Any]] = {}
+        self.rows: Counter[str] = Counter()
+        self.frequencies = np.zeros(vocab_size, np.int64)
+        """How often each token id is trained, int64 [V]."""
 
     def add(self, placed: PlacedSample) -> None:
-        """Append a sample; one that would lift a batch over `batch_tokens` starts the next batch."""
-        if self._pending and self._pending_tokens + placed.sample.tokens > self.batch_tokens:
+        if self._starts_batch(self._pending_tokens, placed.sample.tokens) and self._pending:
             self._flush()
         self._pending.append(placed)
         self._pending_tokens += placed.sample.tokens
+        self.rows[placed.split] += 1
 
     def close(self) -> None:
         if self._pending:
@@ -82,7 +68,7 @@ class BatchWriter:
         lengths = [sample.tokens for sample in samples]
         ids = np.frombuffer(b"".join(sample.ids for sample in samples), "<i4").astype(np.int32, copy=False)
         mask = np.frombuffer(b"".join(sample.mask for sample in samples), np.uint8)
-        self.frequencies += np.bincount(ids[mask != 0], minlength=self.vocab_size)
+        self.frequencies += np.bincount(ids[mask != 0], minlength=len(self.frequencies))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         table = pa.table(
             {

@@ -1,10 +1,13 @@
-"""The whole of tokenization: sources in, the five files of tokens/ out, at once or not at all."""
+"""The whole of tokenization: sources in, the five files of tokens/ out, all or none."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,66 +16,89 @@ import numpy as np
 
 from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.errors import InputError
+from eagle3_data.hashing import hash_bytes
+from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
 from eagle3_data.target import TargetDescription
-from eagle3_data.tokenization.batches import BatchWriter, PlacedSample
+from eagle3_data.tokenization.batches import BatchWriter
 from eagle3_data.tokenization.deduplication import KeySet
 from eagle3_data.tokenization.ledger import LedgerWriter
-from eagle3_data.tokenization.rows import REASONS, Outcome, Row, Sample
+from eagle3_data.tokenization.near_duplicates import NearDuplicates
+from eagle3_data.tokenization.placement import TRAIN, VALIDATION, PlacedSample, Spool, equal_batches, full_batches, trainer_ratio
+from eagle3_data.tokenization.rows import Drop, Outcome, Sample
 from eagle3_data.tokenization.samples import RowTokenizer
-from eagle3_data.tokenization.sources import read_source
-from eagle3_data.tokenization.tokenizer import load_tokenizer
+from eagle3_data.tokenization.sources import read_sources
+from eagle3_data.tokenization.tokenizer import TargetTokenizer, load_tokenizer
 from eagle3_data.tokenization.view import SampleView
+from eagle3_data.tokenization.workers import map_rows
 
 FILES = ("samples.parquet", "ledger.parquet", "token_frequencies.npy", "samples.html", "batches.json")
-"""What is written, in the order of the moves into place."""
+"""What is written, in the order of the moves into place: batches.json, which names the others' content, comes last."""
+
+UNFINISHED = ".unfinished-"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What tokenization reads of the configuration."""
+class Request:
+    """What tokenization reads of the configuration, and of the target's description."""
 
     data: Data
     tokenization: Tokenization
     target: Target
+    description: TargetDescription
 
 
-def tokenize_dataset(settings: Settings, description: TargetDescription, output: Path) -> dict[str, Any]:
-    """Tokenize all sources into directory `output` and return the content of batches.json.
+@dataclass(frozen=True)
+class Tokenized:
+    """The content of batches.json, and for each reason of a drop a line for people."""
 
-    Raises InputError if a source cannot be read, a row is bad and must not be, or nothing at all is kept. Then `output` is
-    as it was before.
+    record: dict[str, Any]
+    drops: list[str]
+
+    def summary(self) -> str:
+        record = self.record
+        dropped = sum(record["dropped"].values())
+        return "\n".join(
+            (
+                f"{record['rows']} rows: {record['rows'] - dropped} kept, {dropped} dropped",
+                *(f"  {line}" for line in self.drops),
+                f"{record['samples']} samples in {len(record['batches'])} batches, {record['tokens']} tokens, "
+                f"{record['trained_tokens']} of them trained; longest sample {record['longest']} tokens",
+            )
+        )
+
+
+def tokenize_dataset(request: Request, output: Path, processes: int = 1) -> Tokenized:
+    """Tokenize all sources into directory `output`.
+
+    Raises InputError if a source cannot be read, a row is bad and must not be, or nothing at all is kept. `output` is then
+    as it was before. The files do not depend on `processes`.
     """
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".tokenizing-") as directory:
-        record = _write_all(settings, description, Path(directory))
+    for unfinished in output.glob(f"{UNFINISHED}*"):  # of a run that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=output, prefix=UNFINISHED) as directory:
+        tokenized = _write_all(request, Path(directory), processes)
         for name in FILES:
             os.replace(Path(directory) / name, output / name)
-    return record
+    return tokenized
 
 
-def _write_all(settings: Settings, description: TargetDescription, directory: Path) -> dict[str, Any]:
-    tokenizer = load_tokenizer(description, settings.target, settings.tokenization)
-    if tokenizer.template is None:
-        raise InputError(f"{description.path} has no chat template, and conversations need one; put the model's chat_template.jinja into that directory")
-    names = [source.name for source in settings.data.sources]
-    tokenize = RowTokenizer(tokenizer, settings.data, settings.tokenization)
-    view = SampleView()
-    ledger = LedgerWriter(directory / "ledger.parquet")
-    batches = BatchWriter(directory / "samples.parquet", settings.tokenization.batch_tokens, description.vocab_size)
-    seen = KeySet()
-    for outcome in map(tokenize, _rows(settings.data)):
-        if outcome.error and settings.tokenization.on_bad_row == "error":
-            path = settings.data.sources[outcome.source].path
-            raise InputError(f"{path}, {outcome.error}. Correct the row, or set tokenization.on_bad_row: drop to count it and go on")
-        kept, dropped = _without_duplicates(outcome, seen)
-        conversation_id = f"{names[outcome.source]}:{outcome.index}"
-        placed = [PlacedSample(conversation_id + sample.suffix, conversation_id, "train", sample) for sample in kept]
-        for sample in placed:
-            batches.add(sample)
-            view.offer(sample)
-        ledger.add(_entry(names[outcome.source], conversation_id, outcome, placed, dropped))
-    batches.close()
+class RowProgress(Progress):
+    """Rows a second and drops so far."""
+
+    def _rates(self) -> str:
+        elapsed_s = max(time.monotonic() - self._started, 1e-9)
+        return f"{self._done / elapsed_s:,.0f} rows/s, {self._failed} dropped"
+
+
+def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
+    settings = request.tokenization
+    tokenizer = load_tokenizer(request.description, request.target, settings)
+    tokenize = RowTokenizer(tokenizer, request.data, settings)
+    ledger, view = LedgerWriter(directory / "ledger.parquet"), SampleView()
+    kept = _kept_samples(request, tokenize, ledger, processes)
+    batches = _write_batches(kept, settings, request.data.train_ratio, directory, tokenizer.vocab_size, view.offer)
     ledger.close()
     if not batches.batches:
         raise InputError(_nothing_kept(ledger))
@@ -83,58 +109,81 @@ def _write_all(settings: Settings, description: TargetDescription, directory: Pa
         **batches.totals(),
         "rows": ledger.rows,
         "dropped": dict(ledger.dropped),
-        "tokenizer": tokenizer.description,
+        "split": _split(batches, request.data.train_ratio),
+        "tokenizer": _describe(tokenizer, tokenize),
     }
     write_json(directory / "batches.json", record)
-    return record
+    return Tokenized(record, ledger.explain_drops())
 
 
-def _rows(data: Data) -> Iterator[Row]:
-    for number, source in enumerate(data.sources):
-        yield from read_source(number, source)
+def _kept_samples(request: Request, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int) -> Iterator[PlacedSample]:
+    """The samples that are kept, in input order; every row's fate goes to the ledger."""
+    sources, settings = request.data.sources, request.tokenization
+    seen = KeySet()
+    near = NearDuplicates(settings.near_duplicates) if settings.near_duplicates else None
+    outcomes = map_rows(tokenize, read_sources(request.data), processes)
+    with closing(outcomes), RowProgress("tokenize", "rows", 0) as progress:  # type: ignore[type-var]
+        for outcome in outcomes:
+            source = sources[outcome.source]
+            if outcome.error and settings.on_bad_row == "error":
+                raise InputError(f"{source.path}, {outcome.error}. Correct the row, or set tokenization.on_bad_row: drop to count it and go on")
+            samples, dropped = _without_duplicates(outcome, seen, near)
+            conversation_id = f"{source.name}:{outcome.index}"
+            placed = [PlacedSample(conversation_id + sample.suffix, conversation_id, TRAIN, sample) for sample in samples]
+            ledger.add(source.name, conversation_id, outcome, placed, dropped)
+            progress.add(failed=not placed)
+            yield from placed
 
 
-def _without_duplicates(outcome: Outcome, seen: KeySet) -> tuple[list[Sample], list[tuple[str, str, str]]]:
-    kept, dropped = [], list(outcome.dropped)
+def _without_duplicates(outcome: Outcome, seen: KeySet, near: NearDuplicates | None) -> tuple[list[Sample], list[Drop]]:
+    samples, dropped = [], list(outcome.dropped)
     for sample in outcome.samples:
         if seen.add(sample.key):
-            kept.append(sample)
+            samples.append(sample)
         else:
-            dropped.append((sample.suffix, "duplicate", ""))
-    return kept, dropped
+            dropped.append(Drop(sample.suffix, "duplicate"))
+    if near and samples and not near.add(outcome.signature):
+        return [], [Drop("", "near-duplicate"), *dropped]
+    return samples, dropped
 
 
-def _entry(source: str, conversation_id: str, outcome: Outcome, placed: list[PlacedSample], dropped: list[tuple[str, str, str]]) -> dict[str, Any]:
-    """The ledger's line. A row of which any sample is kept is kept; its detail then tells of the others."""
-    reason = "" if placed else dropped[0][1]
-    told = "; ".join(" ".join(part for part in (suffix, "" if why == reason else why, detail) if part) for suffix, why, detail in dropped)
+def _write_batches(
+    kept: Iterator[PlacedSample], settings: Tokenization, train_ratio: float, directory: Path, vocab_size: int, look: Callable[[PlacedSample], None]
+) -> BatchWriter:
+    """Put the samples in training order and into batches: as they come, unless all must be known first."""
+    starts_batch = full_batches(settings.batch_tokens)
+    if train_ratio < 1 or settings.batches:
+        spool = Spool(directory / "spool.arrow")
+        for placed in kept:
+            spool.add(placed)
+        kept = spool.ordered(train_ratio)
+        if settings.batches:
+            starts_batch = equal_batches(settings.batches, spool.tokens)
+    batches = BatchWriter(directory / "samples.parquet", starts_batch, vocab_size)
+    for placed in kept:
+        batches.add(placed)
+        look(placed)
+    batches.close()
+    return batches
+
+
+def _split(batches: BatchWriter, train_ratio: float) -> dict[str, Any]:
+    train, validation = batches.rows[TRAIN], batches.rows[VALIDATION]
+    return {"train": train, "validation": validation, "train_data_ratio": trainer_ratio(train, train + validation, train_ratio)}
+
+
+def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> dict[str, Any]:
+    template = tokenizer.template
     return {
-        "source": source,
-        "row": outcome.index,
-        "conversation_id": conversation_id,
-        "file_id": outcome.file_id,
-        "fate": "kept" if placed else "dropped",
-        "reason": reason,
-        "detail": told,
-        "sample_ids": [sample.sample_id for sample in placed],
-        "tokens": sum(sample.sample.tokens for sample in placed),
-        "trained_tokens": sum(sample.sample.trained_tokens for sample in placed),
-        "truncated": any(sample.sample.truncated for sample in placed),
+        "class": tokenizer.name,
+        "special_ids": list(tokenizer.special_ids),
+        "chat_template": hash_bytes(template.source.encode()) if template else None,
+        "generation_tags": tokenize.uses_generation_tags,
+        "stops": list(template.stops) if template else [],
     }
 
 
 def _nothing_kept(ledger: LedgerWriter) -> str:
     if not ledger.rows:
         return "the sources hold no rows at all; check data.sources"
-    reasons = "".join(f"\n  {count} x {reason}: {REASONS[reason]}" for reason, count in ledger.dropped.most_common())
-    return f"none of the {ledger.rows} rows is kept:{reasons}"
-
-
-def summary(record: dict[str, Any]) -> Iterable[str]:
-    """What to say of a finished tokenization."""
-    dropped = record["dropped"]
-    yield f"{record['rows']} rows: {record['rows'] - sum(dropped.values())} kept, {sum(dropped.values())} dropped"
-    for reason, count in sorted(dropped.items()):
-        yield f"  {count} x {reason}: {REASONS[reason]}"
-    sizes = f"{record['samples']} samples, {record['tokens']} tokens ({record['trained_tokens']} trained), longest {record['longest']}"
-    yield f"{sizes}, {len(record['batches'])} batches"
+    return "\n  ".join((f"none of the {ledger.rows} rows is kept:", *ledger.explain_drops()))

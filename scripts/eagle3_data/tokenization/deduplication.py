@@ -1,4 +1,4 @@
-"""Exact deduplication at 16 bytes a sample and a table that is at most half full."""
+"""Exact deduplication in 16 bytes a sample and a table that is at most half full."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ class KeySet:
     """A set of 128-bit keys (32 hex digits) in one numpy array: open addressing, linear probing. Grows by doubling."""
 
     def __init__(self, capacity: int = 1 << 12) -> None:
+        """`capacity`: initial number of places, a power of two."""
         self._table = np.zeros((capacity, 2), np.uint64)
         self._count = 0
 
@@ -18,9 +19,8 @@ class KeySet:
         return self._count
 
     def add(self, key: str) -> bool:
-        """Add a key; False if it was there. The all-zero key cannot be told from a free place and is taken for key 1."""
-        high, low = int(key[:16], 16), int(key[16:], 16)
-        if not self._insert(high, low or 1):
+        """Add a key; False if it was there. (A key whose lower half is zero is taken for the one whose lower half is one.)"""
+        if not self._insert(int(key[:16], 16), int(key[16:], 16) or 1):
             return False
         self._count += 1
         if 2 * self._count > len(self._table):
@@ -28,12 +28,12 @@ class KeySet:
         return True
 
     def _insert(self, high: int, low: int) -> bool:
-        table, mask = self._table, len(self._table) - 1
-        place = low & mask
+        table, last = self._table, len(self._table) - 1
+        place = low & last
         while (found := int(table[place, 1])) != EMPTY:
             if found == low and int(table[place, 0]) == high:
                 return False
-            place = (place + 1) & mask
+            place = (place + 1) & last
         table[place] = high, low
         return True
 

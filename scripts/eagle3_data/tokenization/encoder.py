@@ -8,20 +8,22 @@ is also how an engine sees them when it generates. Everywhere else the ids are t
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
 from typing import Any, Protocol
 
 from eagle3_data.tokenization.rows import DropError
 
+MOST_TOKENS_OF_A_CHARACTER = 8
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
-    """`ids` [T]; `mask` [T] of 0 and 1; `cuts` gives the token position of each border of the spans, ascending."""
+    """Token ids [T] and their loss mask [T] of 0 and 1."""
 
     ids: list[int]
-    mask: bytearray
+    mask: bytes
 
 
 class Backend(Protocol):
@@ -38,55 +40,59 @@ class FastBackend:
     """A tokenizer of the `tokenizers` library, asked directly: its offsets stay in Rust, only those at borders are looked up."""
 
     def __init__(self, tokenizer: Any) -> None:
+        from tokenizers import processors
+
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # others leave a word's space out of its offsets
         self._tokenizer = tokenizer
+        self._space_swallowing = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip}
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = encoding.ids
-        return ids, [self._tokens_before(encoding, len(ids), border, len(text)) for border in borders]
+        return ids, [self._tokens_before(encoding, ids, border, text) for border in borders]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    @staticmethod
-    def _tokens_before(encoding: Any, count: int, border: int, length: int) -> int | None:
-        if border == length:
-            return count
+    def _tokens_before(self, encoding: Any, ids: list[int], border: int, text: str) -> int | None:
+        if border == len(text):
+            return len(ids)
         if border == 0:
             return 0
-        token = encoding.char_to_token(border)
-        if token is None or encoding.token_to_chars(token)[0] != border:
+        token = encoding.char_to_token(border)  # a character of several tokens is found at its first
+        if token is None:
             return None
-        # a character of several tokens is found at its first
-        return token if token == 0 or encoding.token_to_chars(token - 1)[1] <= border else None
+        start, end = encoding.token_to_chars(token)
+        if start == border:
+            return int(token)
+        swallowed = ids[token] in self._space_swallowing and text[border:end].isspace()
+        return int(token) + 1 if swallowed else None
 
 
 class SlowBackend:
-    """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It has no offsets, so spans are encoded apart."""
+    """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It knows no offsets: borders are found by decoding."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        ids = self._encode(text)
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         return ids, [self._tokens_before(text, ids, border) for border in borders]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
+        return str(self._tokenizer.decode(list(ids), **options))
 
     def _tokens_before(self, text: str, ids: list[int], border: int) -> int | None:
         """Bisection over the decoded length of prefixes, then a comparison with the text itself."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high) // 2
-            decoded = self.decode(ids[:middle])
-            low, high = (middle + 1, high) if len(decoded) < border else (low, middle)
-        return low if self.decode(ids[:low]) == text[:border] else None
+            low, high = (middle + 1, high) if len(self.decode(ids[:middle])) < border else (low, middle)
+        ends = range(low, min(low + MOST_TOKENS_OF_A_CHARACTER, len(ids)) + 1)  # an unfinished character counts as one or more
+        return next((end for end in ends if self.decode(ids[:end]) == text[:border]), None)
 
 
 class SpanEncoder:
@@ -103,9 +109,11 @@ class SpanEncoder:
             ids, cuts = self._in_pieces(text, borders, cuts)
         mask = bytearray(len(ids))
         for start, end in zip(cuts[::2], cuts[1::2], strict=True):
-            mask[start:end] = b"\x01" * (end - start)  # type: ignore[operator]
-        self._check(text, spans, ids, mask)
-        return Encoded(ids, mask)
+            if start is None or end is None:
+                raise DropError("text-mismatch", "a token straddles the border of a turn")
+            mask[start:end] = b"\x01" * (end - start)
+        self._check("".join(text[start:end] for start, end in spans), list(compress(ids, mask)))
+        return Encoded(ids, bytes(mask))
 
     def _in_pieces(self, text: str, borders: Sequence[int], cuts: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
         """Encode the text apart at each border that a token straddles."""
@@ -115,16 +123,11 @@ class SpanEncoder:
         for start, end in pairwise(breaks):
             inside = [border for border in borders if start <= border <= end]
             piece, places = self._backend.encode(text[start:end], [border - start for border in inside])
-            for border, place in zip(inside, places, strict=True):
-                if place is None:
-                    raise DropError("text-mismatch", "a token straddles the border of a turn")
-                counts[border] = len(ids) + place
+            counts |= {border: None if place is None else len(ids) + place for border, place in zip(inside, places, strict=True)}
             ids += piece
         return ids, [counts[border] for border in borders]
 
-    def _check(self, text: str, spans: Sequence[tuple[int, int]], ids: Sequence[int], mask: bytearray) -> None:
-        trained = list(compress(ids, mask))
-        expected = "".join(text[start:end] for start, end in spans)
+    def _check(self, expected: str, trained: list[int]) -> None:
         decoded = self._backend.decode(trained)
         if decoded != expected and _comparable(decoded) != _comparable(expected):
             raise DropError("text-mismatch", "the trained tokens do not decode to the assistant's text")
@@ -133,12 +136,3 @@ class SpanEncoder:
 def _comparable(text: str) -> str:
     """A text as a tokenizer with a normalizer sees it: composed characters, no space at the ends."""
     return unicodedata.normalize("NFC", text).strip()
-
-
-def special_prefix(encode: Callable[..., Any]) -> list[int]:
-    """The tokens that a tokenizer puts before a text by itself (BOS), from encoding one with and without special tokens."""
-    bare, full = list(encode("x", add_special_tokens=False)["input_ids"]), list(encode("x", add_special_tokens=True)["input_ids"])
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return full[:start]
-    return []

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from eagle3_data.tokenization.placement import PlacedSample
+from eagle3_data.tokenization.rows import REASONS, Drop, Outcome
 
 SCHEMA = pa.schema(
     [
@@ -24,9 +28,9 @@ SCHEMA = pa.schema(
         ("truncated", pa.bool_()),
     ]
 )
-"""Columns of ledger.parquet. `row` counts from 0 within its source; `reason` is a code, empty for kept rows."""
+"""Columns of ledger.parquet. `row` counts from 0 within its source, `file_id` is the row's own name; `reason` is empty for kept rows."""
 
-ROWS_AT_ONCE = 10_000
+ROWS_AT_ONCE = 4096
 
 
 class LedgerWriter:
@@ -35,14 +39,33 @@ class LedgerWriter:
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
         self._pending: list[dict[str, Any]] = []
+        self._examples: dict[str, str] = {}
         self.rows = 0
         self.dropped: Counter[str] = Counter()
 
-    def add(self, entry: dict[str, Any]) -> None:
-        self._pending.append(entry)
+    def add(self, source: str, conversation_id: str, outcome: Outcome, kept: Sequence[PlacedSample], dropped: Sequence[Drop]) -> None:
+        """A row of which any sample is kept is kept; its detail then tells of the samples that are not."""
+        reason = "" if kept else dropped[0].reason
+        detail = "; ".join(filter(None, (_told(drop, reason) for drop in dropped)))
         self.rows += 1
-        if entry["fate"] == "dropped":
-            self.dropped[entry["reason"]] += 1
+        if not kept:
+            self.dropped[reason] += 1
+            self._examples.setdefault(reason, f"first {conversation_id}" + (f": {detail}" if detail else ""))
+        self._pending.append(
+            {
+                "source": source,
+                "row": outcome.index,
+                "conversation_id": conversation_id,
+                "file_id": outcome.file_id,
+                "fate": "kept" if kept else "dropped",
+                "reason": reason,
+                "detail": detail,
+                "sample_ids": [placed.sample_id for placed in kept],
+                "tokens": sum(placed.sample.tokens for placed in kept),
+                "trained_tokens": sum(placed.sample.trained_tokens for placed in kept),
+                "truncated": any(placed.sample.truncated for placed in kept),
+            }
+        )
         if len(self._pending) == ROWS_AT_ONCE:
             self._flush()
 
@@ -50,7 +73,15 @@ class LedgerWriter:
         self._flush()
         self._writer.close()
 
+    def explain_drops(self) -> list[str]:
+        """A line for each reason, the most frequent first."""
+        return [f"{count} x {reason}: {REASONS[reason]} ({self._examples[reason]})" for reason, count in self.dropped.most_common()]
+
     def _flush(self) -> None:
         if self._pending:
             self._writer.write_table(pa.Table.from_pylist(self._pending, schema=SCHEMA))
             self._pending = []
+
+
+def _told(drop: Drop, reason: str) -> str:
+    return " ".join(filter(None, (drop.suffix, "" if drop.reason == reason else drop.reason, drop.detail)))

@@ -1,22 +1,25 @@
-"""What a row of a source becomes, and the two ways in which it can fail. Standard library only."""
+"""What a row of a source becomes on its way to a sample, and the two ways in which it can fail. Standard library only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 REASONS = {
     "bad-row": "the row cannot be read as its layout says",
-    "empty": "the conversation has no turn, or no turn of the assistant says anything",
+    "not-drawn": "left out by the source's weight",
+    "empty": "there is no turn, or no turn of the assistant says anything",
     "no-assistant-turn": "there is no turn of the assistant to train on",
     "template-refused": "the target's chat template raised an error",
     "history-rewritten": "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be proved",
     "text-mismatch": "the trained tokens would not read as the assistant's text",
+    "outside-vocabulary": "a token id that the target model has no embedding for",
     "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",
     "too-long": "longer than tokenization.max_length",
     "duplicate": "the same token ids came before",
+    "near-duplicate": "almost the same turns came before",
 }
-"""Reason codes of the ledger."""
+"""Reason codes of the ledger, and what they mean."""
 
 
 class BadRowError(Exception):
@@ -32,7 +35,7 @@ class DropError(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed, else `value` is the row."""
 
@@ -43,17 +46,35 @@ class Row:
     value: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in OpenAI's form, roles system/user/assistant/tool, content a string or None, arguments as the file has them."""
+    """Messages in OpenAI's form: roles system, user, assistant and tool; content a string, None only beside tool calls."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class FormattedText:
+    """A conversation to which the chat template has been applied already, or plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRow:
+    """Token ids [T] and their loss mask [T] of 0 and 1, made elsewhere."""
+
+    ids: list[int]
+    mask: bytes
+
+
+Content = Conversation | FormattedText | TokenizedRow
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """A row of the training set. `ids` int32 and `mask` uint8, both little-endian bytes; `key` addresses the hidden states."""
+    """A row of the training set. `ids` are little-endian int32, `mask` one byte a token; `key` addresses the hidden states."""
 
     suffix: str
     key: str
@@ -70,13 +91,27 @@ class Sample:
         return self.mask.count(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Why a sample, or with an empty suffix a whole row, was dropped."""
+
+    suffix: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one row: samples, or why there are none. `dropped` lists (suffix, reason, detail) of what was dropped."""
+    """What became of one row: samples, or why there are none.
+
+    `error` tells where and why a row is bad, for a run that stops there. `signature` is the row's MinHash, if near
+    duplicates are looked for.
+    """
 
     source: int
     index: int
     file_id: str = ""
     samples: tuple[Sample, ...] = ()
-    dropped: tuple[tuple[str, str, str], ...] = field(default=())
+    dropped: tuple[Drop, ...] = ()
     error: str = ""
+    signature: Any = None

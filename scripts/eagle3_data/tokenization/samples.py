@@ -9,80 +9,140 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle3_data.config import Data, Tokenization
+from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
-from eagle3_data.tokenization.encoder import SpanEncoder
-from eagle3_data.tokenization.layouts import file_id, read_row
-from eagle3_data.tokenization.rows import BadRowError, Conversation, DropError, Outcome, Row, Sample
+from eagle3_data.tokenization.encoder import Encoded, SpanEncoder
+from eagle3_data.tokenization.layouts import own_name, read_row
+from eagle3_data.tokenization.near_duplicates import signature_of
+from eagle3_data.tokenization.reasoning import ReasoningMarkers
+from eagle3_data.tokenization.rows import BadRowError, Content, Conversation, Drop, DropError, FormattedText, Outcome, Row, Sample, TokenizedRow
+from eagle3_data.tokenization.sources import is_drawn
+from eagle3_data.tokenization.template import ChatTemplate
 from eagle3_data.tokenization.tokenizer import TargetTokenizer
-from eagle3_data.tokenization.turns import TurnLocator
+from eagle3_data.tokenization.turns import Rendering, TurnLocator
+
+NO_TEMPLATE = (
+    "the target has no chat template, and {what}; put the model's chat_template.jinja into its directory, or name a file in tokenization.chat_template{or_else}"
+)
 
 
 class RowTokenizer:
-    """Turns rows into outcomes. Every row gets one; none is lost and none raises, whatever it holds."""
+    """Turns rows into outcomes. Every row gets one, whatever it holds; InputError is for faults of the target or the configuration."""
 
     def __init__(self, tokenizer: TargetTokenizer, data: Data, settings: Tokenization) -> None:
+        self._tokenizer = tokenizer
         self._data = data
         self._settings = settings
-        self._template = tokenizer.template
-        self._locator = TurnLocator(tokenizer.template, settings.reasoning_markers) if tokenizer.template else None
+        markers = ReasoningMarkers(settings.reasoning_markers)
+        self._tools = (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
         self._encoder = SpanEncoder(tokenizer.backend)
 
+    @property
+    def uses_generation_tags(self) -> bool:
+        return self._tools is not None and self._tools[1].uses_generation_tags
+
     def __call__(self, row: Row) -> Outcome:
+        """The row's fate. Raises InputError if the layout needs a chat template and the target has none."""
+        source = self._data.sources[row.source]
+        if not is_drawn(source, row.index):
+            return Outcome(row.source, row.index, dropped=(Drop("", "not-drawn"),))
         name = ""
         try:
             value = _value(row)
-            name = file_id(value)
-            samples, dropped = [], []
-            for suffix, attempt in self._attempts(read_row(value, self._data.sources[row.source])):
-                try:
-                    samples.append(self._sample(suffix, *attempt))
-                except DropError as drop:
-                    dropped.append((suffix, drop.reason, drop.detail))
-            return Outcome(row.source, row.index, name, tuple(samples), tuple(dropped))
-        except BadRowError as error:
-            return Outcome(row.source, row.index, name, dropped=(("", "bad-row", str(error)),), error=f"{row.place}: {error}")
+            name = own_name(value)
+            content = read_row(value, source)
+            samples, dropped = self._samples(content, trained=source.trained)
+            signature = signature_of(content) if self._settings.near_duplicates and samples else None
+            return Outcome(row.source, row.index, name, samples, dropped, signature=signature)
+        except (BadRowError, UnicodeEncodeError) as error:
+            told = str(error) if isinstance(error, BadRowError) else "the text holds half of a character (a lone surrogate)"
+            return Outcome(row.source, row.index, name, dropped=(Drop("", "bad-row", told),), error=f"{row.place}: {told}")
         except DropError as drop:
-            return Outcome(row.source, row.index, name, dropped=(("", drop.reason, drop.detail),))
+            return Outcome(row.source, row.index, name, dropped=(Drop("", drop.reason, drop.detail),))
 
-    def _attempts(self, conversation: Conversation) -> Iterator[tuple[str, tuple[Conversation, Sequence[int]]]]:
-        """What to make of a conversation by `train_on`: (suffix of the sample id, (its part, the turns to train))."""
-        assert self._template is not None and self._locator is not None
-        messages = self._template.prepare(conversation.messages)
+    def _samples(self, content: Content, trained: str) -> tuple[tuple[Sample, ...], tuple[Drop, ...]]:
+        if isinstance(content, TokenizedRow):
+            return (self._sample("", Encoded(content.ids, content.mask)),), ()
+        if isinstance(content, FormattedText):
+            return (self._sample("", self._encode_formatted(content.text, trained)),), ()
+        samples, dropped = [], []
+        for suffix, part, wanted in self._parts(content):
+            try:
+                samples.append(self._sample(suffix, self._encode_turns(part, wanted)))
+            except DropError as drop:
+                dropped.append(Drop(suffix, drop.reason, drop.detail))
+        return tuple(samples), tuple(dropped)
+
+    def _parts(self, conversation: Conversation) -> Iterator[tuple[str, Conversation, Sequence[int]]]:
+        """What to make of a conversation by `train_on`: suffix of the sample id, part of the conversation, the turns to train."""
+        template, locator = self._templating("conversations need one")
+        messages = template.prepare(conversation.messages)
         assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if not assistants:
-            raise DropError("no-assistant-turn", f"roles: {', '.join(message['role'] for message in messages[:8])}")
-        wanted = [index for index in assistants if self._locator.says_something(messages[index])]
+            raise DropError("no-assistant-turn")
+        wanted = [index for index in assistants if locator.says_something(messages[index])]
         if not wanted:
             raise DropError("empty", "no turn of the assistant says anything")
         if self._settings.train_on == "each":
             for index in wanted:
-                yield f":{index}", (Conversation(messages[: index + 1], conversation.tools), [index])
+                yield f":{index}", Conversation(messages[: index + 1], conversation.tools), [index]
         else:
             # what follows the last trained turn would cost prefill and train nothing
             part = Conversation(messages[: wanted[-1] + 1], conversation.tools)
-            yield "", (part, wanted if self._settings.train_on == "all" else wanted[-1:])
+            yield "", part, wanted if self._settings.train_on == "all" else wanted[-1:]
 
-    def _sample(self, suffix: str, conversation: Conversation, wanted: Sequence[int]) -> Sample:
-        assert self._locator is not None
-        rendering = self._locator.locate(conversation.messages, conversation.tools, wanted)
-        spans = [(span.start, span.end if self._settings.train_end_of_turn else span.stop) for span in rendering.spans]
-        encoded = self._encoder.encode(rendering.text, spans)
-        return make_sample(suffix, encoded.ids, bytes(encoded.mask), self._settings)
+    def _encode_turns(self, conversation: Conversation, wanted: Sequence[int]) -> Encoded:
+        _, locator = self._templating("conversations need one")
+        return self._encode(locator.locate(conversation.messages, conversation.tools, wanted))
+
+    def _encode_formatted(self, text: str, trained: str) -> Encoded:
+        if trained == "all":
+            encoded = self._encoder.encode(text, [(0, len(text))])
+        else:
+            template, locator = self._templating("the assistant's turns in a text are found by it", ", or set the source's `trained: all`")
+            if not template.header:
+                raise InputError(
+                    "the chat template has no text that opens every turn of the assistant, so turns cannot be found in a text; set the source's `trained: all`"
+                )
+            rendering = locator.locate_in_text(text)
+            if not rendering.spans:
+                raise DropError(
+                    "no-assistant-turn", "the text has no turn as the target's chat template writes it; for plain text set the source's `trained: all`"
+                )
+            encoded = self._encode(rendering)
+        prefix = list(self._tokenizer.prefix)
+        if encoded.ids[: len(prefix)] == prefix:
+            return encoded
+        return Encoded(prefix + encoded.ids, bytes(len(prefix)) + encoded.mask)
+
+    def _encode(self, rendering: Rendering) -> Encoded:
+        with_end = self._settings.train_end_of_turn
+        return self._encoder.encode(rendering.text, [(span.start, span.end if with_end else span.stop) for span in rendering.spans])
+
+    def _sample(self, suffix: str, encoded: Encoded) -> Sample:
+        return make_sample(suffix, encoded, self._settings, self._tokenizer.vocab_size)
+
+    def _templating(self, what: str, or_else: str = "") -> tuple[ChatTemplate, TurnLocator]:
+        if self._tools is None:
+            raise InputError(NO_TEMPLATE.format(what=what, or_else=or_else))
+        return self._tools
 
 
-def make_sample(suffix: str, ids: Sequence[int], mask: bytes, settings: Tokenization) -> Sample:
-    """Apply the length limit. Raises DropError: too long, or nothing left that is trained and has a token before it."""
-    longer = len(ids) > settings.max_length
-    if longer and settings.too_long == "drop":
-        raise DropError("too-long", f"{len(ids)} tokens")
-    mask = mask[: settings.max_length]
+def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_size: int) -> Sample:
+    """Apply the limits. Raises DropError: too long, nothing left that is trained and has a token before it, or an id without embedding."""
+    length = len(encoded.ids)
+    if length > settings.max_length and settings.too_long == "drop":
+        raise DropError("too-long", f"{length} tokens")
+    ids, mask = encoded.ids[: settings.max_length], encoded.mask[: settings.max_length]
     if 1 not in mask[1:]:
-        raise DropError("no-trained-token", f"{len(ids)} tokens")
-    data = array("i", ids[: settings.max_length])
+        raise DropError("no-trained-token", f"{length} tokens")
+    if (highest := max(ids)) >= vocab_size:
+        raise DropError("outside-vocabulary", f"id {highest}, the target has {vocab_size}")
+    data = array("i", ids)
     if sys.byteorder == "big":
         data.byteswap()
     packed = data.tobytes()
-    return Sample(suffix, hash_bytes(packed), packed, mask, truncated=longer)
+    return Sample(suffix, hash_bytes(packed), packed, mask, truncated=length > settings.max_length)
 
 
 def _value(row: Row) -> Any:
@@ -90,6 +150,9 @@ def _value(row: Row) -> Any:
         return row.value
     try:
         return json.loads(row.text)
-    except ValueError as error:
-        where = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise BadRowError(f"not valid JSON{where}") from None
+    except UnicodeDecodeError:
+        raise BadRowError("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise BadRowError(f"not valid JSON (column {error.colno}: {error.msg}); expected one object a line, or one array of objects in the file") from None
+    except RecursionError:
+        raise BadRowError("nested too deeply") from None

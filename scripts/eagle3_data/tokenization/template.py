@@ -1,13 +1,14 @@
 """The target's chat template: rendering, and what a few renderings of a made-up conversation teach about it.
 
 Nothing here knows any model's template. What differs between templates (does it want tool arguments as an object or as
-text, what closes a turn, what stands between the generation prompt and the answer) is found by rendering and looking.
+text, what opens and closes a turn, what stands between the generation prompt and the answer) is found by rendering and looking.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError
@@ -17,25 +18,33 @@ from eagle3_data.tokenization.rows import DropError
 
 Message = dict[str, Any]
 
-MARK = "\ue0f1mark\ue0f2"
-"""Stands in for a text whose place in a rendering is looked for. Private-use characters: never part of a template's syntax."""
+MARK = "\ue0f1c\ue0f2"
+REASONING_MARK = "\ue0f1r\ue0f2"
+"""Stand in for a text whose place in a rendering is looked for. Private-use characters: never part of a template's syntax."""
+
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a template raises on purpose (`raise_exception`) or because a message is not of the form it expects."""
 
 
 class ChatTemplate:
-    """Renders conversations as `tokenizer.apply_chat_template(tokenize=False)` does, without its cost per call."""
+    """Renders conversations as `tokenizer.apply_chat_template(tokenize=False)` does, without its cost per call.
 
-    def __init__(self, source: str, variables: Mapping[str, Any], stop_texts: Sequence[str], added_tokens: Sequence[str]) -> None:
+    `stops`: texts of the tokens that end a turn. `header`: what opens an assistant's turn. `lead`: what the model writes
+    before a plain answer, such as the name of a channel; mostly nothing.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any], *, today: date, stop_texts: Sequence[str], added_tokens: Sequence[str]) -> None:
         """`variables` are the tokenizer's special tokens and the user's arguments; `stop_texts` the target's own stop tokens, `added_tokens` all added ones."""
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         self.source = source
         self._template = _compile_jinja_template(source)
-        self._variables = dict(variables)
-        self.null_content: str | None = None
-        self.arguments_as_object = True
+        self._variables = {**variables, "strftime_now": today.strftime, "documents": None}
+        self._null_content: str | None = None
+        self._arguments_as_object = True
         self._learn_tool_calls()
         self.stops = tuple(dict.fromkeys((*stop_texts, *self._closing_tokens(added_tokens))))
-        self.lead = self._learn_lead()
+        self.header, self.lead = self._learn_opening()
 
     @property
     def has_generation_tags(self) -> bool:
@@ -48,21 +57,22 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, *, generation_prompt: bool = False) -> str:
         """The conversation as text. Raises DropError("template-refused") with the template's own message."""
         try:
-            return str(self._template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **self._variables))
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            return str(self._template.render(messages=messages, tools=tools, add_generation_prompt=generation_prompt, **self._variables))
+        except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)) from error
 
     def render_tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[tuple[int, int]]:
-        """Character spans that the template itself marks with `{% generation %}`, in the text that `render` gives."""
+        """Character spans that the template itself marks with `{% generation %}`, in the text that `render` gives. Raises DropError."""
         from transformers.utils.chat_template_utils import _render_with_assistant_indices
 
+        variables = {"documents": None, **self._variables}
         try:
             spans: list[tuple[int, int]] = _render_with_assistant_indices(
-                compiled_template=self._template, messages=messages, tools=tools, documents=None, add_generation_prompt=False, **self._variables
+                compiled_template=self._template, messages=messages, tools=tools, add_generation_prompt=False, **variables
             )[1]
-            return spans
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)) from error
+        return spans
 
     def find_stop(self, text: str, start: int, end: int) -> tuple[int, int] | None:
         """Span of the first stop token in text[start:end], the longest where two start together."""
@@ -73,13 +83,21 @@ class ChatTemplate:
         position, length = min(hits)
         return position, position - length
 
+    def stop_at(self, text: str, position: int) -> str:
+        """The stop token at `position`, the longest if several; empty if there is none."""
+        return max((stop for stop in self.stops if text.startswith(stop, position)), key=len, default="")
+
+    def stop_at_end(self, text: str) -> str:
+        """The stop token with which `text` ends, the longest if several; empty if there is none."""
+        return max((stop for stop in self.stops if text.endswith(stop)), key=len, default="")
+
     def _prepared(self, message: Message) -> Message:
         calls = [{**call, "function": {**call["function"], "arguments": self._arguments(call["function"]["arguments"])}} for call in message["tool_calls"]]
-        content = self.null_content if message["content"] is None else message["content"]
+        content = self._null_content if message["content"] is None else message["content"]
         return {**message, "content": content, "tool_calls": calls}
 
     def _arguments(self, arguments: Any) -> Any:
-        if not self.arguments_as_object:
+        if not self._arguments_as_object:
             return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         if isinstance(arguments, dict):
             return arguments
@@ -91,42 +109,47 @@ class ChatTemplate:
             raise DropError("template-refused", "a tool call's arguments are no JSON object, which the chat template needs")
         return parsed
 
-    def _try(self, messages: Sequence[Message], **options: Any) -> str | None:
+    # What made-up conversations teach
+
+    def _try(self, *messages: Message, generation_prompt: bool = False) -> str:
         try:
-            return self.render(messages, **options)
+            return self.render(messages, generation_prompt=generation_prompt)
         except DropError:
-            return None
+            return ""
 
     def _learn_tool_calls(self) -> None:
         """Whether arguments are wanted as an object (as vLLM's server gives them) or as text, and whether content None prints as "None"."""
-        user = {"role": "user", "content": "q"}
 
-        def call(arguments: Any, content: str | None) -> str | None:
-            function = {"name": "f", "arguments": arguments}
-            return self._try([user, {"role": "assistant", "content": content, "tool_calls": [{"id": "f:0", "type": "function", "function": function}]}])
+        def call(arguments: Any, content: str | None) -> str:
+            calls = [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+            return self._try(USER, {"role": "assistant", "content": content, "tool_calls": calls})
 
-        with_object = call({"k": MARK}, "")
-        self.arguments_as_object = with_object is None or MARK not in with_object or f"'{MARK}'" not in with_object
-        if with_object is None and call(json.dumps({"k": "v"}), "") is not None:
-            self.arguments_as_object = False
-        null = call({"k": "v"} if self.arguments_as_object else '{"k": "v"}', None)
-        self.null_content = "" if null is None or "None" in null else None
+        as_object, as_text = call({"k": MARK}, ""), call('{"k": "v"}', "")
+        printed_by_python = f"'{MARK}'" in as_object
+        self._arguments_as_object = not as_text or (bool(as_object) and not printed_by_python)
+        null = call({"k": "v"} if self._arguments_as_object else '{"k": "v"}', None)
+        self._null_content = None if null and "None" not in null else ""
 
     def _closing_tokens(self, added_tokens: Sequence[str]) -> list[str]:
-        """The added token, if any, that directly closes an assistant turn, at the end of a conversation and inside one."""
-        user, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": MARK}
+        """The added token, if any, that directly closes an assistant turn, inside a conversation and at its end."""
         found = []
-        for messages in ([user, answer], [user, answer, user]):
-            text = self._try(messages) or ""
+        for text in (self._try(USER, ANSWER, USER), self._try(USER, ANSWER)):
             tail = text.partition(MARK)[2].lstrip()
             if tokens := [token for token in added_tokens if token and tail.startswith(token)]:
                 found.append(max(tokens, key=len))
         return found
 
-    def _learn_lead(self) -> str:
-        """What the model writes before a plain answer, such as the name of a channel; mostly nothing."""
-        user = {"role": "user", "content": "q"}
-        prompt, whole = self._try([user], generation_prompt=True), self._try([user, {"role": "assistant", "content": MARK}])
-        if prompt is None or whole is None or not whole.startswith(prompt):
-            return ""
-        return whole[len(prompt) :].partition(MARK)[0]
+    def _learn_opening(self) -> tuple[str, str]:
+        """Header and lead: the generation prompt as far as it stands in history, too; and what history has between it and a plain answer."""
+        user, prompted = self._try(USER), self._try(USER, generation_prompt=True)
+        answered, history = self._try(USER, ANSWER).partition(MARK)[0], self._try(USER, ANSWER, USER).partition(MARK)[0]
+        lead = answered[len(prompted) :] if prompted and answered.startswith(prompted) else ""
+        if not user or not prompted.startswith(user) or not history.startswith(user):
+            return "", lead
+        prompt, opening = prompted[len(user) :], history[len(user) :]
+        length = next((i for i, (one, other) in enumerate(zip(prompt, opening, strict=False)) if one != other), min(len(prompt), len(opening)))
+        return prompt[:length], lead
+
+
+USER: Message = {"role": "user", "content": "q"}
+ANSWER: Message = {"role": "assistant", "content": MARK}

@@ -1,15 +1,15 @@
-"""The target's tokenizer, loaded once a process, and what the rest of this package asks it."""
+"""The target's tokenizer, loaded once, and what the rest of this package asks it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from eagle3_data.config import Target, Tokenization
-from eagle3_data.errors import InputError
-from eagle3_data.hashing import hash_bytes
+from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
 from eagle3_data.tokenization.template import ChatTemplate
@@ -17,12 +17,14 @@ from eagle3_data.tokenization.template import ChatTemplate
 
 @dataclass(frozen=True)
 class TargetTokenizer:
-    """A loaded tokenizer. `special_ids` are its special and stop tokens, ascending, all below the model's vocabulary size."""
+    """A loaded tokenizer. `prefix` are the ids (BOS) that it puts before a plain text; `special_ids` its special and stop tokens."""
 
     backend: Backend
     template: ChatTemplate | None
+    prefix: tuple[int, ...]
     special_ids: tuple[int, ...]
-    description: dict[str, Any]
+    vocab_size: int
+    name: str
 
 
 def load_tokenizer(description: TargetDescription, target: Target, settings: Tokenization) -> TargetTokenizer:
@@ -34,27 +36,18 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(description.path, trust_remote_code=target.trust_remote_code)
     except Exception as error:
-        hint = "" if target.trust_remote_code else "; if the checkpoint brings its own code, set target.trust_remote_code: true after reading it"
+        hint = "" if target.trust_remote_code else "; if the checkpoint brings its own code, read it and set target.trust_remote_code: true"
         raise InputError(f"the tokenizer in {description.path} cannot be loaded{hint}") from error
+    prefix = special_prefix(tokenizer)  # before FastBackend takes the tokenizer's own post-processor away
     fast = getattr(tokenizer, "backend_tokenizer", None)
     stops = stop_token_ids(Path(description.path), tokenizer)
-    source = _template_source(tokenizer)
-    variables = {**tokenizer.special_tokens_map, **settings.template_arguments}
-    added = [str(token) for token in tokenizer.get_added_vocab()]
-    template = ChatTemplate(source, variables, [tokenizer.decode([i], skip_special_tokens=False) for i in stops], added) if source else None
-    special_ids = special_token_ids(tokenizer, stops, description.vocab_size)
     return TargetTokenizer(
+        prefix=prefix,
         backend=FastBackend(fast) if fast is not None else SlowBackend(tokenizer),
-        template=template,
-        special_ids=special_ids,
-        description={
-            "class": type(tokenizer).__name__,
-            "fast": fast is not None,
-            "chat_template": hash_bytes(source.encode()) if source else None,
-            "generation_tags": bool(template and template.has_generation_tags),
-            "stop_texts": list(template.stops) if template else [],
-            "special_ids": list(special_ids),
-        },
+        template=_template(tokenizer, stops, settings),
+        special_ids=special_token_ids(tokenizer, stops, description.vocab_size),
+        vocab_size=description.vocab_size,
+        name=type(tokenizer).__name__,
     )
 
 
@@ -70,8 +63,29 @@ def stop_token_ids(directory: Path, tokenizer: Any) -> list[int]:
     return list(dict.fromkeys(i for i in found if isinstance(i, int)))
 
 
-def _template_source(tokenizer: Any) -> str:
+def special_prefix(tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that a tokenizer by itself puts before a text, found by encoding one with and without special tokens."""
+    bare = list(tokenizer("x", add_special_tokens=False)["input_ids"])
+    full = list(tokenizer("x", add_special_tokens=True)["input_ids"])
+    starts = (start for start in range(len(full) - len(bare) + 1) if full[start : start + len(bare)] == bare)
+    return tuple(full[: next(starts, 0)])
+
+
+def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatTemplate | None:
     source = getattr(tokenizer, "chat_template", None)
-    if isinstance(source, dict):
-        source = source.get("default") or next(iter(source.values()), "")
-    return source or ""
+    if settings.chat_template:
+        try:
+            source = Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"tokenization.chat_template: {settings.chat_template} cannot be read; correct the path") from error
+    if isinstance(source, dict):  # several named templates
+        source = source.get("default") or next(iter(source.values()), None)
+    if not source:
+        return None
+    return ChatTemplate(
+        source,
+        {**tokenizer.special_tokens_map, **settings.template_arguments},
+        today=date.fromisoformat(settings.date),
+        stop_texts=[tokenizer.decode([i], skip_special_tokens=False) for i in stops],
+        added_tokens=[str(token) for token in tokenizer.get_added_vocab()],
+    )

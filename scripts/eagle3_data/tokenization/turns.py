@@ -3,29 +3,32 @@
 A turn's text is what the model would have generated: from the end of the generation prompt up to and including the token
 that stops generation. Three ways lead there, in this order:
 
-1. The template marks it with `{% generation %}` tags.
-2. Incremental rendering: the conversation before the turn, with the generation prompt, is a prefix of the whole.
+1. The template marks it with `{% generation %}` tags, and these agree with the second way on a made-up conversation.
+2. Incremental rendering: the conversation before the turn, with the generation prompt, is a prefix of the whole; so is, for
+   all but plain answers, the conversation up to the turn's end.
 3. Substitution, for templates that write history otherwise: the turn's content is replaced by a mark; if everything around
    the mark is found around the content in the whole conversation, the content lies between.
 
-Whatever the way, `verify` then compares the found text with the message. What cannot be proved is dropped with a reason.
+Whatever the way, the verifier then compares the found text with the message. What cannot be proved is dropped with a reason.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from eagle3_data.tokenization.messages import REASONING_FIELDS
+from eagle3_data.tokenization.reasoning import ReasoningMarkers, skip_space
 from eagle3_data.tokenization.rows import DropError
-from eagle3_data.tokenization.template import MARK, ChatTemplate, Message
+from eagle3_data.tokenization.template import MARK, REASONING_MARK, ChatTemplate, Message
+from eagle3_data.tokenization.verification import Verifier
 
-Markers = tuple[tuple[str, str], ...]
+Tools = list[dict[str, Any]] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Characters start..stop of a rendering are a turn's generated text, stop..end the token that ends it (empty if there is none)."""
 
@@ -34,9 +37,9 @@ class Span:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation, and the span of each assistant turn that says something, in order."""
+    """A rendered conversation, and the spans of the wanted turns in order."""
 
     text: str
     spans: tuple[Span, ...]
@@ -45,14 +48,16 @@ class Rendering:
 class TurnLocator:
     """Finds the assistant's turns in conversations rendered by one template."""
 
-    def __init__(self, template: ChatTemplate, reasoning_markers: Markers) -> None:
+    def __init__(self, template: ChatTemplate, markers: ReasoningMarkers) -> None:
         self._template = template
-        self._markers = reasoning_markers
+        self._markers = markers
+        self._verifier = Verifier(markers, template.lead, template.header)
+        self.uses_generation_tags = template.has_generation_tags and self._tags_agree()
 
-    def locate(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, wanted: Sequence[int]) -> Rendering:
+    def locate(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> Rendering:
         """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises DropError."""
         text = self._template.render(messages, tools)
-        tagged = self._tagged(text, messages, tools) if self._template.has_generation_tags else {}
+        tagged = self._tagged(text, messages, tools) if self.uses_generation_tags else {}
         spans = []
         for index in wanted:
             span = tagged.get(index)
@@ -61,140 +66,114 @@ class TurnLocator:
                 if not self._reads_right(text, span, messages[index]):
                     raise DropError("text-mismatch", f"turn {index}")
             spans.append(span)
-        for one, next_one in pairwise(spans):
-            if next_one.start < one.end:
-                raise DropError("text-mismatch", "turns overlap")
+        if any(later.start < earlier.end for earlier, later in pairwise(spans)):
+            raise DropError("text-mismatch", "turns overlap")
         return Rendering(text, tuple(spans))
+
+    def locate_in_text(self, text: str) -> Rendering:
+        """The turns of a text to which the template has been applied already: from each assistant's header to the next stop token."""
+        spans = []
+        position = text.find(self._template.header)
+        while position >= 0:
+            start = self._markers.behind_scaffold(text, position + len(self._template.header))
+            stop, end = self._template.find_stop(text, start, len(text)) or (len(text), len(text))
+            spans.append(Span(start, stop, end))
+            position = text.find(self._template.header, end)
+        return Rendering(text, tuple(span for span in spans if text[span.start : span.stop].strip()))
 
     def says_something(self, message: Message) -> bool:
         """Whether there is anything in an assistant's message to train on."""
-        return bool(message.get("tool_calls")) or bool(self._without_scaffold((message["content"] or "").strip()))
+        return bool(message.get("tool_calls")) or bool(self._markers.without_scaffold((message["content"] or "").strip()))
 
-    def _tagged(self, text: str, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> dict[int, Span]:
+    def _reads_right(self, text: str, span: Span, message: Message) -> bool:
+        return self._verifier.reads_right(text[span.start : span.stop], message)
+
+    # 1. Generation tags
+
+    def _tagged(self, text: str, messages: Sequence[Message], tools: Tools) -> dict[int, Span]:
         assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         tags = self._template.render_tagged(messages, tools)
         if len(tags) != len(assistants):
             return {}
-        return {index: self._close(text, self._skip_scaffold(text, start), end) for index, (start, end) in zip(assistants, tags, strict=True)}
+        return {index: self._closed_tag(text, start, end) for index, (start, end) in zip(assistants, tags, strict=True)}
 
-    def _close(self, text: str, start: int, end: int) -> Span:
-        """A span from start..end, whose stop token may lie at its end or right behind it."""
+    def _closed_tag(self, text: str, start: int, end: int) -> Span:
+        """A tag's text without an empty scaffold. Its stop token may lie at the end inside the tags or right behind them."""
+        start = self._markers.behind_scaffold(text, start)
         body = text[start:end].rstrip()
-        for stop in self._template.stops:
-            if body.endswith(stop):
-                return Span(start, start + len(body) - len(stop), start + len(body))
-        for stop in self._template.stops:
-            if text.startswith(stop, end):
-                return Span(start, end, end + len(stop))
-        return Span(start, end, end)
+        if inside := self._template.stop_at_end(body):
+            return Span(start, start + len(body) - len(inside), start + len(body))
+        behind = self._template.stop_at(text, end)
+        return Span(start, end, end + len(behind))
 
-    def _incremental(self, text: str, messages: Sequence[Message], tools: list[dict[str, Any]] | None, index: int) -> Span:
+    def _tags_agree(self) -> bool:
+        """Tags are believed if, in a made-up conversation, they mark what incremental rendering finds."""
+        turns = [{"role": role, "content": content} for role, content in (("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two"))]
+        try:
+            text = self._template.render(turns)
+            tagged = self._tagged(text, turns, None)
+            return tagged == {index: self._incremental(text, turns, None, index) for index in (1, 3)}
+        except DropError:
+            return False
+
+    # 2. Incremental rendering
+
+    def _incremental(self, text: str, messages: Sequence[Message], tools: Tools, index: int) -> Span:
         try:
             before = self._template.render(messages[:index], tools, generation_prompt=True)
         except DropError:
             before = None  # many templates cannot render an empty conversation
         start = len(before) if before and text.startswith(before) else self._substituted(text, messages, tools, index)
-        start = self._skip_scaffold(text, start)
-        return self._end(text, messages, tools, index, start)
+        start = self._markers.behind_scaffold(text, start)
+        return self._end_of_plain_answer(text, start, messages[index]) or self._end_by_rendering(text, start, messages, tools, index)
 
-    def _substituted(self, text: str, messages: Sequence[Message], tools: list[dict[str, Any]] | None, index: int) -> int:
-        message = messages[index]
-        content = (message["content"] or "").strip()
-        marked = [*messages[:index], {**message, "content": MARK}, *messages[index + 1 :]]
-        before, mark, after = self._template.render(marked, tools).partition(MARK)
-        if not mark or MARK in after:
-            raise DropError("history-rewritten", f"turn {index}")
-        for answer in dict.fromkeys((content, self._answer(content), self._without_scaffold(content))):
-            for tail in dict.fromkeys((after, after.lstrip())):
-                if before + answer + tail == text:
-                    return len(before)
-        raise DropError("history-rewritten", f"turn {index}")
-
-    def _end(self, text: str, messages: Sequence[Message], tools: list[dict[str, Any]] | None, index: int, start: int) -> Span:
-        """Where the turn that starts at `start` ends: directly behind its content, or as a rendering that ends with the turn shows."""
-        message = messages[index]
+    def _end_of_plain_answer(self, text: str, start: int, message: Message) -> Span | None:
+        """The end of a turn whose content stands where it starts, letter by letter, and is all there is to it."""
+        if message.get("tool_calls"):
+            return None
         content = message["content"] or ""
-        if not message.get("tool_calls"):
-            for lead in dict.fromkeys(("", self._template.lead)):
-                for answer in dict.fromkeys((content, content.strip())):
-                    if answer and text.startswith(lead + answer, start):
-                        return self._behind(text, start, start + len(lead) + len(answer))
+        for lead in dict.fromkeys(("", self._template.lead)):
+            for answer in dict.fromkeys((content, content.strip())):
+                if answer and text.startswith(lead + answer, start):
+                    body_end = start + len(lead) + len(answer)
+                    behind = skip_space(text, body_end)
+                    stop = self._template.stop_at(text, behind)
+                    return Span(start, body_end, behind + len(stop)) if stop else Span(start, body_end, body_end)
+        return None
+
+    def _end_by_rendering(self, text: str, start: int, messages: Sequence[Message], tools: Tools, index: int) -> Span:
+        """The end at the first stop token before which the turn reads right, in what a rendering up to this turn and the whole share."""
         closed = text if index == len(messages) - 1 else self._template.render(messages[: index + 1], tools)
         limit = _common_prefix(closed, text)
-        anchor = self._last_piece(text, start, limit, message)
-        stop = self._template.find_stop(text, anchor, limit)
-        if stop is not None:
-            return Span(start, *stop)
-        if limit == len(closed):
-            return Span(start, len(closed.rstrip()), len(closed.rstrip()))
-        raise DropError("history-rewritten", f"turn {index}: its end is not stable")
+        for span in self._candidates(text, start, limit):
+            if self._reads_right(text, span, messages[index]):
+                return span
+        if limit < len(closed):
+            raise DropError("history-rewritten", f"turn {index}: a rendering that ends with it is no prefix of the whole")
+        return Span(start, limit, limit)  # a template without stop tokens
 
-    def _behind(self, text: str, start: int, body_end: int) -> Span:
-        position = body_end
-        while position < len(text) and text[position].isspace():
-            position += 1
-        for stop in self._template.stops:
-            if text.startswith(stop, position):
-                return Span(start, body_end, position + len(stop))
-        return Span(start, body_end, body_end)
-
-    def _last_piece(self, text: str, start: int, limit: int, message: Message) -> int:
-        """A position in the turn behind its answer and the names of its tool calls, in front of its end."""
+    def _candidates(self, text: str, start: int, limit: int) -> Iterator[Span]:
         position = start
-        pieces = [self._answer((message["content"] or "").strip()), *(call["function"]["name"] for call in message.get("tool_calls", ()))]
-        for piece in pieces:
-            found = text.find(piece, position, limit)
-            if found < 0:
-                raise DropError("history-rewritten", "the turn's text is not in its rendering")
-            position = found + len(piece)
-        return position
+        while stop := self._template.find_stop(text, position, limit):
+            yield Span(start, *stop)
+            position = stop[1]
 
-    def _skip_scaffold(self, text: str, start: int) -> int:
-        """Behind an empty reasoning scaffold at `start`, also one whose opening belongs to the generation prompt."""
-        for opening, closing in self._markers:
-            position = start
-            if text.startswith(opening, start):
-                position += len(opening)
-            elif not text[max(0, start - len(opening) - 8) : start].rstrip().endswith(opening):
-                continue
-            position = _skip_space(text, position)
-            if text.startswith(closing, position):
-                return _skip_space(text, position + len(closing))
-        return start
+    # 3. Substitution
 
-    def _without_scaffold(self, content: str) -> str:
-        return content[self._skip_scaffold(content, 0) :]
-
-    def _answer(self, content: str) -> str:
-        """Content behind its inline reasoning, as templates that strip reasoning keep it."""
-        for _, closing in self._markers:
-            content = content.rpartition(closing)[2]
-        return content.strip()
-
-    def _reads_right(self, text: str, span: Span, message: Message) -> bool:
-        """Whether the span holds the message: its answer, reasoning and calls, and nothing else but the template's own syntax."""
-        body = text[span.start : span.stop].strip()
-        content = self._without_scaffold((message["content"] or "").strip())
-        calls = message.get("tool_calls", ())
-        if calls:
-            return _in_order(body, self._answer(content), *(piece for call in calls for piece in _call_pieces(body, call)))
-        leads = ("", self._template.lead.strip())
-        if any(body == lead + answer for answer in (content, self._answer(content)) for lead in leads):
-            return True
-        reasoning = (message.get("reasoning_content") or "").strip() or self._inline_reasoning(content)
-        return bool(reasoning) and body.endswith(self._answer(content)) and _in_order(body, reasoning, self._answer(content))
-
-    def _inline_reasoning(self, content: str) -> str:
-        for opening, closing in self._markers:
-            if closing in content:
-                return content.rpartition(closing)[0].removeprefix(opening).strip()
-        return ""
-
-
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+    def _substituted(self, text: str, messages: Sequence[Message], tools: Tools, index: int) -> int:
+        """Where the turn starts: at its reasoning if the template keeps that, else at its content."""
+        message = messages[index]
+        reasoning, content = message.get("reasoning_content") or "", (message["content"] or "").strip()
+        marked = {**message, "content": MARK, **(dict.fromkeys(REASONING_FIELDS, REASONING_MARK) if reasoning else {})}
+        before, found, after = self._template.render([*messages[:index], marked, *messages[index + 1 :]], tools).partition(MARK)
+        opening, kept, between = before.partition(REASONING_MARK)
+        if found and MARK not in after and REASONING_MARK not in between + after:
+            for shown in dict.fromkeys((reasoning, reasoning.strip())) if kept else ("",):
+                for answer in dict.fromkeys((content, self._markers.split(content)[1], self._markers.without_scaffold(content))):
+                    written = opening + shown + between + answer
+                    if text in (written + after, written + after.lstrip()):
+                        return len(opening)
+        raise DropError("history-rewritten", f"turn {index}")
 
 
 def _common_prefix(one: str, other: str) -> int:
@@ -204,37 +183,3 @@ def _common_prefix(one: str, other: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
     return low
-
-
-def _in_order(body: str, *pieces: str) -> bool:
-    position = 0
-    for piece in pieces:
-        found = body.find(piece, position)
-        if found < 0:
-            return False
-        position = found + len(piece)
-    return True
-
-
-def _call_pieces(body: str, call: dict[str, Any]) -> Iterator[str]:
-    """A tool call's name and then its arguments, in the form in which they stand in the text."""
-    yield call["function"]["name"]
-    arguments = call["function"]["arguments"]
-    if isinstance(arguments, str):
-        yield arguments
-        return
-    for leaf in _leaves(arguments):
-        written = leaf if isinstance(leaf, str) else json.dumps(leaf, ensure_ascii=False)
-        forms = (json.dumps(written, ensure_ascii=False)[1:-1], json.dumps(written)[1:-1], written.strip(), str(leaf))
-        yield next((form for form in forms if form in body), forms[0])
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for inner in value.values():
-            yield from _leaves(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner)
-    else:
-        yield value

@@ -10,8 +10,8 @@ import numpy as np
 from jinja2 import Environment
 
 from eagle3_data.hashing import hash_bytes
-from eagle3_data.tokenization.batches import PlacedSample
 from eagle3_data.tokenization.encoder import Backend
+from eagle3_data.tokenization.placement import PlacedSample
 
 SHOWN_SAMPLES = 12
 SHOWN_TOKENS = 3000
