@@ -50,7 +50,7 @@ environment development:
 	    2) echo 'environment: .venv is not as pinned in envs/; pip brings it up to date' ;; \
 	    *) $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	           { echo "environment: $(PYTHON) is not Python 3.11 to 3.13; name one that is: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }; \
-	       echo 'environment: making .venv (some minutes and 3 GB; with a CUDA build of torch 8 GB)'; \
+	       echo 'environment: making .venv (some minutes and 3 GB; 7 to 9 GB with a CUDA build of torch)'; \
 	       rm -rf .venv && $(PYTHON) -m venv .venv ;; \
 	esac && \
 	sh envs/install.sh .venv/bin/python $(GROUPS) && .venv/bin/python envs/check.py $(GROUPS)

