@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from eagle3_data.errors import ConfigError
 
@@ -127,6 +127,11 @@ class Compatibility(Section):
         description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right.",
     )
     allow: tuple[str, ...] = Field((), description="Ids of findings accepted knowingly; they stay in the report.")
+
+    @field_validator("canary", mode="before")
+    @classmethod
+    def _unquoted_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 class TrainingSet(Section):
