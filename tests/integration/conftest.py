@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from integration.workflow import FAKE_ENGINE, ROOT, Workflow, conversation, write_jsonl
 
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -25,11 +26,37 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_target("tiny-llama", tmp_path_factory.mktemp("targets") / "tiny-llama")
 
 
+@pytest.fixture(scope="session")
+def tokenized_template(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
+    """Ten short conversations in five batches, tokenized and found compatible, for the fake engine."""
+    directory = tmp_path_factory.mktemp("tokenized")
+    write_jsonl(directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
+    workflow = Workflow(directory, fast_config(tiny_llama))
+    run = workflow.run("results/test/compatibility/report.json")
+    assert run.returncode == 0, run.output
+    return workflow
+
+
+@pytest.fixture(scope="session")
+def finished_template(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Workflow) -> Workflow:
+    workflow = tokenized_template.copy(tmp_path_factory.mktemp("finished") / "run")
+    run = workflow.run("extract")
+    assert run.returncode == 0, run.output
+    assert list(run.passes) == ["001/0"]
+    assert workflow.targets() == sorted(workflow.batches())
+    return workflow
+
+
 @pytest.fixture
-def fast(tmp_path: Path, tiny_llama: Path) -> Workflow:
-    """Ten short conversations in five batches through the fake engine: for what Snakemake and the supervisor do."""
-    write_jsonl(tmp_path / "data.jsonl", [conversation(number) for number in range(100, 110)])
-    return Workflow(tmp_path, fast_config(tiny_llama))
+def fast(tmp_path: Path, tokenized_template: Workflow) -> Workflow:
+    """A tokenized run that has yet to be extracted: for what Snakemake and the supervisor do."""
+    return tokenized_template.copy(tmp_path / "run")
+
+
+@pytest.fixture
+def finished(tmp_path: Path, finished_template: Workflow) -> Workflow:
+    """A run that is extracted."""
+    return finished_template.copy(tmp_path / "run")
 
 
 def fast_config(target: Path) -> dict[str, Any]:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Callable
 
 import pytest
-from integration.workflow import Run, Workflow, conversation, write_jsonl
+
+from integration.workflow import Workflow, conversation, write_jsonl
 
 pytestmark = pytest.mark.slow
 
 
-def finish(workflow: Workflow) -> Run:
-    run = workflow.run("extract")
+def test_a_run_extracts_every_batch_with_one_load_and_a_second_has_nothing_to_do(fast: Workflow) -> None:
+    run = fast.run("extract")
     assert run.returncode == 0, run.output
     assert list(run.passes) == ["001/0"]
-    assert workflow.targets() == sorted(workflow.batches())
-    return run
-
-
-def test_a_run_extracts_every_batch_with_one_load_and_a_second_has_nothing_to_do(fast: Workflow) -> None:
-    run = finish(fast)
-    assert len(fast.batches()) == 5
+    assert fast.targets() == sorted(fast.batches()) == [f"{number:05d}" for number in range(5)]
     assert run.passes["001/0"]["model_loads"] == 1
     assert "5 of 5 batches extracted" in run.output
     assert fast.run("extract").nothing_done
 
 
 def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exactly_it(fast: Workflow) -> None:
-    assert fast.run("results/test/tokens/batches.json").returncode == 0
     poison = fast.keys("00002")[0]
     fast.faults = {"refuse": {poison: "this sample is poison"}}
     failed = fast.run("extract")
@@ -54,8 +46,7 @@ def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exact
 
 
 def append_a_row(workflow: Workflow) -> list[str]:
-    with open(workflow.directory / "data.jsonl", "a") as file:
-        file.write(__import__("json").dumps(conversation(500)) + "\n")
+    write_jsonl(workflow.directory / "data.jsonl", [*(conversation(number) for number in range(100, 110)), conversation(500)])
     return ["extract"]
 
 
@@ -66,11 +57,6 @@ def edit_a_row(workflow: Workflow) -> list[str]:
 
 def change_jobs(workflow: Workflow) -> list[str]:
     workflow.config["extraction"]["jobs"] = 2
-    return ["extract"]
-
-
-def change_a_comment_in_a_script(workflow: Workflow) -> list[str]:
-    workflow.root = workflow.directory / "project"
     return ["extract"]
 
 
@@ -100,35 +86,24 @@ CHANGES: list[tuple[Callable[[Workflow], list[str]], list[str], int]] = [
 
 @pytest.mark.parametrize(("change", "passes", "extracted"), CHANGES, ids=["append", "edit", "jobs", "-R", "--forceall", "ledgers", "sample", "target"])
 def test_after_a_finished_run_a_change_plans_exactly_its_passes(
-    fast: Workflow, change: Callable[[Workflow], list[str]], passes: list[str], extracted: int
+    finished: Workflow, change: Callable[[Workflow], list[str]], passes: list[str], extracted: int
 ) -> None:
-    finish(fast)
-    time.sleep(1.1)  # file times of one second's resolution
-    run = fast.run(*change(fast))
+    run = finished.run(*change(finished))
     assert run.returncode == 0, run.output
     assert list(run.passes) == passes
     assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) == extracted
     assert all(ledger["model_loads"] == int(extracted > 0) for ledger in run.passes.values())
-    assert fast.targets() == sorted(fast.batches())
-    again = fast.run("extract")
+    assert finished.targets() == sorted(finished.batches())
+    again = finished.run("extract")
     assert again.nothing_done, again.output
 
 
-def test_a_changed_comment_in_a_script_reruns_nothing(fast: Workflow) -> None:
-    project = copy_project(fast)
-    finish(fast)
+def test_a_changed_comment_in_our_code_reruns_nothing(finished: Workflow) -> None:
+    project = finished.copy_project()
+    assert finished.run("extract").nothing_done
     for script in (*project.glob("scripts/*.py"), *project.glob("scripts/eagle3_data/extraction/*.py")):
         script.write_text(script.read_text() + "# a comment\n")
-    assert fast.run("extract").nothing_done
-
-
-def copy_project(workflow: Workflow) -> "os.PathLike[str]":
-    project = workflow.directory / "project"
-    for name in ("Snakefile", "rules", "scripts", "config", "envs", "profiles"):
-        source = workflow.root / name
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, project / name) if project.exists() or not project.mkdir() else None
-    workflow.root = project
-    return project
+    assert finished.run("extract").nothing_done
 
 
 def test_a_single_batch_as_target_runs_one_pass_whose_work_the_others_use(fast: Workflow) -> None:
@@ -173,7 +148,6 @@ def test_an_engine_that_does_not_start_fails_every_batch_for_one_recorded_cause(
     ids=["disk-full", "zeros", "swapped"],
 )
 def test_states_that_are_not_the_samples_never_reach_the_store(fast: Workflow, fault: dict[str, object], expected: str) -> None:
-    assert fast.run("results/test/tokens/batches.json").returncode == 0
     key = fast.keys("00004")[0]
     fast.faults = {name: {key: value} for name, value in fault.items()}
     run = fast.run("extract")
@@ -185,8 +159,6 @@ def test_states_that_are_not_the_samples_never_reach_the_store(fast: Workflow, f
 
 
 def test_a_dead_engine_fails_what_was_with_it_keeps_what_was_finished_and_names_the_signal(fast: Workflow) -> None:
-    fast.config["extraction"]["in_flight_tokens"] = 512
-    assert fast.run("results/test/tokens/batches.json").returncode == 0
     fast.faults = {"kill": [fast.keys("00004")[-1]], "sleep_s": 0.2}
     run = fast.run("extract")
     assert run.returncode != 0

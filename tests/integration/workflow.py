@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -42,6 +44,20 @@ class Workflow:
         self.faults: dict[str, Any] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
+    def copy(self, directory: Path) -> Workflow:
+        """The same workflow and all its files, times included, in another directory."""
+        shutil.copytree(self.directory, directory)
+        return Workflow(directory, copy.deepcopy(self.config), self.root)
+
+    def copy_project(self) -> Path:
+        """Use a copy of the workflow's own files, to be changed by a test."""
+        project = self.directory / "project"
+        for name in ("rules", "scripts", "config", "envs", "profiles"):
+            shutil.copytree(self.root / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(self.root / "Snakefile", project)
+        self.root = project
+        return project
+
     @property
     def results(self) -> Path:
         return self.directory / "results" / self.config["run"]
@@ -63,7 +79,14 @@ class Workflow:
     def run(self, *arguments: str, timeout: float = 900) -> Run:
         before = self._ledgers()
         done = subprocess.run(
-            self.arguments(*arguments), cwd=self.directory, env=self.environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout
+            self.arguments(*arguments),
+            cwd=self.directory,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            check=False,
         )
         output = done.stdout + done.stderr
         after = self._ledgers()
