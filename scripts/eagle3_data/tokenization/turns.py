@@ -14,10 +14,10 @@ Whatever the way, the verifier then compares the found text with the message. Wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 from eagle3_data.tokenization.messages import REASONING_FIELDS
 from eagle3_data.tokenization.reasoning import ReasoningMarkers, skip_space
@@ -122,10 +122,24 @@ class TurnLocator:
         try:
             before = self._template.render(messages[:index], tools, generation_prompt=True)
         except DropError:
-            before = None  # many templates cannot render an empty conversation
-        start = len(before) if before and text.startswith(before) else self._substituted(text, messages, tools, index)
+            before = ""  # many templates cannot render an empty conversation
+        start = len(before)
+        rewritten = not before or not text.startswith(before)
+        if rewritten:
+            start = self._substituted(text, messages, tools, index)
+            start -= len(self._lead_before(text, start, before, messages[: index + 1], tools))
         start = self._markers.behind_scaffold(text, start)
-        return self._end_of_plain_answer(text, start, messages[index]) or self._end_by_rendering(text, start, messages, tools, index)
+        if span := self._end_of_plain_answer(text, start, messages[index]):
+            return span
+        if not rewritten:
+            closed = text if index == len(messages) - 1 else self._template.render(messages[: index + 1], tools)
+            limit = _common_prefix(closed, text)
+            if span := self._end_by_stop(text, start, limit, messages[index]):
+                return span
+            if limit == len(closed):
+                return Span(start, limit, limit)  # a template without stop tokens
+        stop = self._template.find_stop(text, start, len(text))
+        return Span(start, *stop) if stop else _unproved(index)
 
     def _end_of_plain_answer(self, text: str, start: int, message: Message) -> Span | None:
         """The end of a turn whose content stands where it starts, letter by letter, and is all there is to it."""
@@ -133,7 +147,7 @@ class TurnLocator:
             return None
         content = message["content"] or ""
         for lead in dict.fromkeys(("", self._template.lead)):
-            for answer in dict.fromkeys((content, content.strip())):
+            for answer in dict.fromkeys((content, content.strip(), self._markers.split(content)[1])):
                 if answer and text.startswith(lead + answer, start):
                     body_end = start + len(lead) + len(answer)
                     behind = skip_space(text, body_end)
@@ -141,22 +155,15 @@ class TurnLocator:
                     return Span(start, body_end, behind + len(stop)) if stop else Span(start, body_end, body_end)
         return None
 
-    def _end_by_rendering(self, text: str, start: int, messages: Sequence[Message], tools: Tools, index: int) -> Span:
-        """The end at the first stop token before which the turn reads right, in what a rendering up to this turn and the whole share."""
-        closed = text if index == len(messages) - 1 else self._template.render(messages[: index + 1], tools)
-        limit = _common_prefix(closed, text)
-        for span in self._candidates(text, start, limit):
-            if self._reads_right(text, span, messages[index]):
-                return span
-        if limit < len(closed):
-            raise DropError("history-rewritten", f"turn {index}: a rendering that ends with it is no prefix of the whole")
-        return Span(start, limit, limit)  # a template without stop tokens
-
-    def _candidates(self, text: str, start: int, limit: int) -> Iterator[Span]:
+    def _end_by_stop(self, text: str, start: int, limit: int, message: Message) -> Span | None:
+        """The end at the first stop token before which the turn reads right: the turn itself may hold the text of one."""
         position = start
         while stop := self._template.find_stop(text, position, limit):
-            yield Span(start, *stop)
-            position = stop[1]
+            span = Span(start, *stop)
+            if self._reads_right(text, span, message):
+                return span
+            position = span.end
+        return None
 
     # 3. Substitution
 
@@ -173,7 +180,20 @@ class TurnLocator:
                     written = opening + shown + between + answer
                     if text in (written + after, written + after.lstrip()):
                         return len(opening)
-        raise DropError("history-rewritten", f"turn {index}")
+        return _unproved(index)
+
+    def _lead_before(self, text: str, start: int, before: str, messages: Sequence[Message], tools: Tools) -> str:
+        """What the model itself writes before its content, such as a space, if it stands before `start`: seen where the turn comes last."""
+        own = self._template.render(messages, tools)
+        answer = self._markers.split((messages[-1]["content"] or "").strip())[1]
+        if not before or not answer or not own.startswith(before):
+            return ""
+        lead, found, _ = own[self._markers.behind_scaffold(own, len(before)) :].partition(answer)
+        return lead if found and text.endswith(lead, 0, start) else ""
+
+
+def _unproved(index: int) -> NoReturn:
+    raise DropError("history-rewritten", f"turn {index}")
 
 
 def _common_prefix(one: str, other: str) -> int:
