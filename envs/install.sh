@@ -8,7 +8,7 @@ shift 2
 
 pip_install() {
     echo "environment: pip install $*"
-    "$python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$python" -m pip install --quiet --no-input --disable-pip-version-check --no-warn-script-location "$@"
 }
 
 pip_install -c "$envs/lock.txt" -c "$envs/$accelerator.txt" -r "$envs/torch.txt"
