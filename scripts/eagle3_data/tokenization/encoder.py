@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from typing import Any, Protocol
 
 from eagle3_data.tokenization.rows import DropError
@@ -30,7 +30,7 @@ class Backend(Protocol):
     """What is needed of a tokenizer. Neither method adds or drops special tokens."""
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        """Token ids, and for each border (a character position) the number of tokens before it, None if a token straddles it."""
+        """Token ids, and for each border (character positions, ascending) the number of tokens before it, None if a token straddles it."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens written out."""
@@ -49,7 +49,11 @@ class FastBackend:
         self._space_swallowing = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip}
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        except TypeError:
+            text.encode()  # what it really has against a text with half a character: UnicodeEncodeError
+            raise
         ids = encoding.ids
         return ids, [self._tokens_before(encoding, ids, border, text) for border in borders]
 
@@ -72,14 +76,24 @@ class FastBackend:
 
 
 class SlowBackend:
-    """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It knows no offsets: borders are found by decoding."""
+    """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It knows no offsets.
+
+    Where the parts between the borders, encoded apart, give the ids of the whole, as they do beside special tokens, their
+    lengths are the answer. Else the borders are looked for by decoding.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = self._encode(text)
+        parts = [self._encode(text[start:end]) if end > start else [] for start, end in pairwise([0, *borders, len(text)])]
+        if list(chain.from_iterable(parts)) == ids:
+            return ids, list(accumulate(map(len, parts[:-1])))
         return ids, [self._tokens_before(text, ids, border) for border in borders]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}

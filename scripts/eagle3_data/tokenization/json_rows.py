@@ -18,6 +18,7 @@ from eagle3_data.tokenization.rows import Row
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 4096
 SPACE = re.compile(r"[ \t\r\n]*")
+BEHIND_ELEMENT = tuple(" \t\r\n,]")
 COMPRESSIONS = {"gz": "gzip", "zst": "zstd"}
 
 
@@ -72,7 +73,7 @@ class _Window:
     """The part of a JSON text that is being parsed: at least one element, at most one and a chunk."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._reader = codecs.getreader("utf-8")(file)
+        self._reader = io.TextIOWrapper(file, encoding="utf-8", newline="")
         self._parse = json.JSONDecoder().raw_decode
         self._text = ""
         self._position = 0
@@ -108,7 +109,7 @@ class _Window:
                 if self._exhausted:
                     raise ValueError(error.msg) from None
             else:
-                if end < len(self._text) or self._exhausted:  # a number may go on behind the window
+                if self._exhausted or self._text[end : end + 1] in BEHIND_ELEMENT:  # a number may go on behind the window
                     text, self._position = self._text[self._position : end], end
                     return text
             self._read_on()

@@ -1,0 +1,166 @@
+"""Text and spans to ids and masks, with tokenizers of several kinds."""
+
+from pathlib import Path
+
+import pytest
+
+from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
+from eagle3_data.tokenization.rows import DropError
+from slow_tokenizer import save_slow_tokenizer
+from tiny_tokenizer import SPECIAL, TEMPLATES, Tiny, assistant, call, ids_of, save_tokenizer, talk, turn, user
+
+
+def metaspace():
+    """A tokenizer in the manner of SentencePiece: a space is part of the word behind it, and one is put before the text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    core.train_from_iterator(
+        ["USER: Hi ASSISTANT: Hello! And you? Fine, thanks."] * 9,
+        trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))], show_progress=False),
+    )
+    core.add_tokens([AddedToken("</s>", special=True, normalized=False)])
+    return core
+
+
+def spans_of(text, *parts):
+    return [(text.index(part), text.index(part) + len(part)) for part in parts]
+
+
+def trained(backend, encoded):
+    return [backend.decode([token]) for token, flag in zip(encoded.ids, encoded.mask, strict=True) if flag]
+
+
+def test_a_space_that_belongs_to_the_answer_s_first_token_is_its():
+    backend = FastBackend(metaspace())
+    text = "USER: Hi ASSISTANT: Hello!</s>USER: And you? ASSISTANT: Fine, thanks.</s>"
+    encoded = SpanEncoder(backend).encode(text, spans_of(text, " Hello!</s>", " Fine, thanks.</s>"))
+    assert "".join(trained(backend, encoded)).replace(" ", "") == "Hello!</s>Fine,thanks.</s>"
+    assert encoded.ids == backend.encode(text, [])[0]
+
+
+def test_characters_of_several_tokens_are_trained_whole():
+    backend = FastBackend(metaspace())
+    text = "USER: ü ASSISTANT: 😀é</s>"
+    encoded = SpanEncoder(backend).encode(text, spans_of(text, " 😀é</s>"))
+    assert backend.decode([token for token, flag in zip(encoded.ids, encoded.mask, strict=True) if flag]).strip() == "😀é</s>"
+
+
+@pytest.mark.parametrize("start", ["H", "\n", "\n\n"])
+def test_prompt_and_answer_are_encoded_apart_only_where_a_token_straddles_them(start):
+    tiny = Tiny("chatml")
+    text = f"<|im_start|>assistant\n{start}ello<|im_end|>"
+    spans = [(len("<|im_start|>assistant\n"), len(text))]
+    encoded = SpanEncoder(tiny.tokenizer.backend).encode(text, spans)
+    prompt, answer = (tiny.tokenizer.backend.encode(part, [])[0] for part in (text[: spans[0][0]], text[spans[0][0] :]))
+    assert encoded.ids == prompt + answer
+    assert encoded.mask == bytes(len(prompt)) + b"\x01" * len(answer)
+
+
+def test_a_token_that_swallows_the_space_behind_it_ends_the_turn():
+    from tokenizers import AddedToken
+
+    core = metaspace()
+    core.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)])
+    backend = FastBackend(core)
+    text = "USER: Hi ASSISTANT: Hello!<|end|>\nUSER: And you?"
+    encoded = SpanEncoder(backend).encode(text, spans_of(text, " Hello!<|end|>"))
+    assert trained(backend, encoded)[-1] == "<|end|>"
+    assert encoded.ids == backend.encode(text, [])[0]
+
+
+def test_a_normalizer_that_composes_characters_is_no_mismatch():
+    from tokenizers import normalizers
+
+    tiny = Tiny("chatml")
+    tiny.tokenizer.backend._tokenizer.normalizer = normalizers.NFC()
+    decomposed = "Cafe\u0301!"
+    sample = tiny.sample({"messages": talk("Hi", decomposed)})
+    assert tiny.show(sample).endswith("⟦Caf\u00e9!<|im_end|>⟧\n")
+
+
+def test_a_tokenizer_that_loses_characters_is_a_mismatch():
+    from tokenizers import normalizers
+
+    tiny = Tiny("chatml")
+    tiny.tokenizer.backend._tokenizer.normalizer = normalizers.Lowercase()
+    assert tiny.fate({"messages": talk("Hi", "Hello")}) == "text-mismatch"
+
+
+# Tokenizers without offsets
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("slow")
+    save_slow_tokenizer(directory, (TEMPLATES / "im_middle.jinja").read_text(encoding="utf-8"), list(SPECIAL))
+    return directory
+
+
+CONVERSATION = [
+    user("Hi 😀"),
+    assistant("Hello there, 日本!"),
+    user("Weather?"),
+    assistant(None, call("weather", {"city": "Romé"})),
+    turn("tool", "rain", tool_call_id="weather:0"),
+    assistant("\nRain é"),
+]
+
+
+def test_a_tokenizer_in_python_gives_the_same_masks(slow):
+    tiny = Tiny(None, directory=slow)
+    assert isinstance(tiny.tokenizer.backend, SlowBackend)
+    assert tiny.shown(*CONVERSATION) == Tiny("im_middle").shown(*CONVERSATION)
+
+
+def test_its_ids_are_those_of_its_own_encoding(slow):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(slow, trust_remote_code=True)
+    expected = tokenizer.apply_chat_template(CONVERSATION, tokenize=True, return_dict=False)
+    assert ids_of(Tiny(None, directory=slow).sample({"messages": CONVERSATION})) == expected
+
+
+def test_borders_inside_words_are_found_by_decoding(slow):
+    backend = Tiny(None, directory=slow).tokenizer.backend
+    ids, cuts = backend.encode("HeHello 😀é!", [1, 2, 9, 10])
+    assert cuts == [None, 1, 7, 8]  # "H|e" is one token; 😀 four tokens, é one
+    assert backend.decode(ids[:7]) == "HeHello 😀"
+
+
+def test_its_straddling_tokens_are_split_too(slow):
+    encoder = SpanEncoder(Tiny(None, directory=slow).tokenizer.backend)
+    encoded = encoder.encode("Hello", [(2, 5)])
+    assert encoded.mask == b"\x00\x01\x01"  # He, ll, o
+
+
+def test_remote_code_must_be_trusted(slow):
+    from eagle3_data.config import Target, Tokenization
+    from eagle3_data.errors import InputError
+    from eagle3_data.tokenization.tokenizer import load_tokenizer
+    from tiny_tokenizer import describe
+
+    with pytest.raises(InputError, match=r"set target\.trust_remote_code: true"):
+        load_tokenizer(describe(slow, 1000), Target(path=str(slow)), Tokenization())
+
+
+def test_a_backend_that_miscounts_is_caught_by_decoding():
+    class Shifted(FastBackend):
+        def encode(self, text, borders):
+            ids, cuts = super().encode(text, borders)
+            return ids, [cut - 1 for cut in cuts]
+
+    backend = Shifted(Tiny("chatml").tokenizer.backend._tokenizer)
+    with pytest.raises(DropError, match="text-mismatch"):
+        SpanEncoder(backend).encode("<|im_start|>assistant\nHello<|im_end|>\n", [(22, 37)])
+
+
+def test_bos_is_put_before_plain_text_once(tmp_path):
+    save_tokenizer(tmp_path, None, bos="<|begin|>")
+    tiny = Tiny(None, directory=tmp_path, source={"trained": "all"})
+    for text in ("Hello, you", "<|begin|>Hello, you"):
+        assert tiny.show(tiny.sample({"text": text})).replace("⟦", "").replace("⟧", "") == "<|begin|>Hello, you"
+    assert tiny.show(tiny.sample({"text": "Hello, you"})) == "<|begin|>⟦Hello, you⟧"

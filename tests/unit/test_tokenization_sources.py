@@ -1,0 +1,194 @@
+"""Every kind of source gives the same rows; what cannot be read says where."""
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from eagle3_data.config import Data
+from eagle3_data.errors import InputError
+from eagle3_data.tokenization import json_rows
+from eagle3_data.tokenization.sources import read_sources
+from tiny_tokenizer import assistant, call, talk, user
+
+ROWS = [{"id": f"row {number}", "messages": talk("Hi é 😀", f"Hello\n{number}")} for number in range(5)]
+
+
+def read(*paths, **more):
+    return list(read_sources(Data(sources=tuple({"path": str(path), "name": f"s{number}", **more} for number, path in enumerate(paths)))))
+
+
+def values(rows):
+    return [row.value if row.text is None else json.loads(row.text) for row in rows]
+
+
+def as_lines(rows, **how):
+    return "".join(json.dumps(row, **how) + "\n" for row in rows)
+
+
+def write(path: Path, text: str) -> Path:
+    data = text.encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    elif path.suffix == ".zst":
+        data = pa.compress(data, "zstd", asbytes=True)
+        with pa.output_stream(str(path), compression="zstd") as file:
+            file.write(text.encode())
+        return path
+    path.write_bytes(data)
+    return path
+
+
+FILES = {
+    "lines.jsonl": as_lines(ROWS),
+    "blank.jsonl": "\n" + as_lines(ROWS, ensure_ascii=False).replace("\n{", "\n\n{"),
+    "mark.jsonl": "\ufeff" + as_lines(ROWS),
+    "unfinished_last_line.jsonl": as_lines(ROWS).rstrip("\n"),
+    "lines.jsonl.gz": as_lines(ROWS),
+    "lines.jsonl.zst": as_lines(ROWS),
+    "array.json": json.dumps(ROWS),
+    "indented.json": json.dumps(ROWS, indent=2, ensure_ascii=False),
+    "array_with_mark.json": "\ufeff\n " + json.dumps(ROWS),
+    "array.json.gz": json.dumps(ROWS, indent=1),
+    "array.json.zst": json.dumps(ROWS, indent=1),
+    "lines_called.json": as_lines(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_json_files(name, tmp_path):
+    rows = read(write(tmp_path / name, FILES[name]))
+    assert values(rows) == ROWS
+    assert [row.index for row in rows] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl.gz", "lines.jsonl.zst"])
+def test_files_compressed_in_several_parts(name, tmp_path):
+    path = tmp_path / name
+    halves = [write(tmp_path / f"{number}.{name}", as_lines(part)).read_bytes() for number, part in enumerate((ROWS[:2], ROWS[2:]))]
+    path.write_bytes(b"".join(halves))
+    assert values(read(path)) == ROWS
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_an_array_is_read_in_chunks_of_any_size(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(json_rows, "CHUNK_BYTES", size)
+    elements = [*ROWS, 12345678, "text é", None, [], 0.25]
+    rows = read(write(tmp_path / "array.json", json.dumps(elements, indent=1)))
+    assert values(rows) == elements
+
+
+def test_the_place_of_a_row_is_its_line(tmp_path):
+    assert [row.place for row in read(write(tmp_path / "a.jsonl", '\n{"a": 1}\n\n{"a": 2}\n'))] == ["line 2", "line 4"]
+    assert [row.place for row in read(write(tmp_path / "a.json", '[\n{"a":\n1},\n\n{"a": 2}]'))] == ["element 0 (line 2)", "element 1 (line 5)"]
+    assert read(write(tmp_path / "empty.json", " []\n")) == read(write(tmp_path / "empty.jsonl", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"a": 1}, {"a": ', "line 1: no valid JSON array from element 1 on"),
+        ('[{"a": 1}\n{"a": 2}]', "line 2: no valid JSON array from element 1 on (',' expected)"),
+        ('[{"a": 1},\n]', "line 2: no valid JSON array from element 1 on"),
+        ('[{"a": 1}', "(',' expected)"),
+        ('[{"a": 1}]\n{"a": 2}', "line 2: no valid JSON array from element 1 on (something follows the array)"),
+        ("[nonsense]", "from element 0 on"),
+    ],
+)
+def test_a_broken_array_names_file_line_and_element(text, words, tmp_path):
+    path = write(tmp_path / "array.json", text)
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_ends_too_early_is_an_error(tmp_path):
+    whole = write(tmp_path / "lines.jsonl.gz", as_lines(ROWS * 100)).read_bytes()
+    (tmp_path / "half.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"half\.jsonl\.gz cannot be read to its end"):
+        read(tmp_path / "half.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing.jsonl", "there is no file .*missing.jsonl; correct the path"),
+        ("talks.csv", "ending that is not known; known are .json"),
+        ("bad.parquet", "as Parquet"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_an_error(name, words, tmp_path):
+    if name != "missing.jsonl":
+        write(tmp_path / name, "nothing")
+    with pytest.raises(InputError, match=words):
+        read(tmp_path / name)
+
+
+def test_parquet(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "talks.parquet")
+    assert values(read(tmp_path / "talks.parquet")) == ROWS
+
+
+def test_parquet_s_filling_of_arguments_is_taken_away_again(tmp_path):
+    rows = [{"messages": [user("?"), assistant("!", call("f", arguments))]} for arguments in ({"a": "1", "deep": [{"x": 1}]}, {"b": "2"})]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "talks.parquet")
+    assert [row["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in values(read(tmp_path / "talks.parquet"))] == [
+        {"a": "1", "deep": [{"x": 1}]},
+        {"b": "2"},
+    ]
+
+
+def test_a_saved_dataset(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    assert values(read(tmp_path / "one")) == ROWS
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS[:2]), "train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "several")
+    assert values(read(tmp_path / "several")) == ROWS
+    assert values(read(tmp_path / "several", split="test")) == ROWS[:2]
+    with pytest.raises(InputError, match="no split 'dev'; it has test, train; set the source's `split`"):
+        read(tmp_path / "several", split="dev")
+
+
+def test_a_directory_as_the_hub_has_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write(tmp_path / "mine.jsonl", as_lines(ROWS)).rename(tmp_path / "train.jsonl")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "train.jsonl").rename(tmp_path / "data" / "train.jsonl")
+    assert values(read(tmp_path / "data")) == ROWS
+
+
+def test_a_hub_dataset_is_asked_for_by_its_name(monkeypatch):
+    asked = []
+
+    def load_dataset(name):
+        asked.append(name)
+        return datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert values(read("hub:owner/talks")) == ROWS
+    assert asked == ["owner/talks"]
+
+
+def test_a_dataset_that_cannot_be_loaded_says_what_to_check(monkeypatch):
+    def load_dataset(name):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(InputError, match="check the name, the network, and for a gated dataset the token") as caught:
+        read("hub:owner/talks")
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+def test_sources_follow_each_other_and_a_limit_ends_one(tmp_path):
+    one, two = write(tmp_path / "one.jsonl", as_lines(ROWS)), write(tmp_path / "two.json", json.dumps(ROWS[:3]))
+    assert [(row.source, row.index) for row in read(one, two)] == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2)]
+    assert [(row.source, row.index) for row in read(one, two, limit=2)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_names_come_from_paths():
+    sources = Data(sources=({"path": "a/talks.jsonl.gz"}, {"path": "hub:owner/chats"}, {"path": "dir/saved/"})).sources
+    assert [source.name for source in sources] == ["talks", "chats", "saved"]
