@@ -33,9 +33,12 @@ def main() -> None:
         print(f"  training set: {arguments.results}/training_set")
     if len(done) == len(tokens["batches"]):
         return
-    for cause, count in causes_of_last_pass(paths).most_common(SHOWN_CAUSES):
-        print(f"  {count} samples: {cause}")
-    print(f"  logs: {arguments.logs}/extract_pass, {arguments.logs}/extract_batch")
+    if paths.ledgers():
+        for cause, count in causes_of_last_pass(paths).most_common(SHOWN_CAUSES):
+            print(f"  {count} samples: {cause}")
+        print(f"  logs: {arguments.logs}/extract_pass, {arguments.logs}/extract_batch")
+    else:
+        print(f"  no pass has ended yet; where a rule failed, its log below {arguments.logs} says why")
     print(f"  once the cause is mended, this retries exactly what is missing:\n    {arguments.command}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from integration.workflow import FAKE_ENGINE, ROOT, Workflow, conversation, write_jsonl
 
@@ -67,3 +68,32 @@ def fast_config(target: Path) -> dict[str, Any]:
         "extraction": {"engine": FAKE_ENGINE, "in_flight_tokens": 512, "write_timeout_s": 20},
         "compatibility": {"canary": "off"},
     }
+
+
+def demo_config(target: Path, **extraction: Any) -> dict[str, Any]:
+    """config/config.yaml with paths that hold in any working directory."""
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    config["target"]["path"] = str(target)
+    config["data"]["sources"][0]["path"] = str(ROOT / "config/demo/conversations.jsonl")
+    config["extraction"].update(extraction)
+    return config
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
+    """The demo as shipped, in bfloat16, from the canary to the assembled training set."""
+    workflow = Workflow(tmp_path_factory.mktemp("demo") / "run", demo_config(tiny_llama))
+    run = workflow.run("all")
+    assert run.returncode == 0, run.output
+    assert run.passes["001/0"]["model_loads"] == 1
+    return workflow
+
+
+@pytest.fixture(scope="session")
+def demo_run_float32(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
+    """The demo in float32, validated: for exact comparison with transformers."""
+    workflow = Workflow(tmp_path_factory.mktemp("demo-float32") / "run", demo_config(tiny_llama, dtype="float32"))
+    workflow.config["compatibility"] = {"canary": "off"}
+    run = workflow.run("validate")
+    assert run.returncode == 0, run.output
+    return workflow

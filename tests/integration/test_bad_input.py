@@ -1,0 +1,93 @@
+"""Bad input under real Snakemake: one clear message that names the place and the remedy, a non-zero exit, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from integration.conftest import fast_config
+from integration.workflow import Workflow, conversation, write_jsonl
+
+pytestmark = pytest.mark.slow
+
+
+def unknown_key(workflow: Workflow) -> None:
+    workflow.config["extraction"]["tensor_paralel"] = 8
+
+
+def missing_source(workflow: Workflow) -> None:
+    (workflow.directory / "data.jsonl").unlink()
+
+
+def unreadable_line(workflow: Workflow) -> None:
+    with open(workflow.directory / "data.jsonl", "a") as file:
+        file.write('{"messages": [\n')
+
+
+def no_config(workflow: Workflow) -> None:
+    (workflow.directory / "target/config.json").unlink()
+
+
+def no_tokenizer(workflow: Workflow) -> None:
+    (workflow.directory / "target/tokenizer.json").unlink()
+
+
+def no_weights(workflow: Workflow) -> None:
+    (workflow.directory / "target/model.safetensors").unlink()
+
+
+def no_target(workflow: Workflow) -> None:
+    shutil.rmtree(workflow.directory / "target")
+
+
+def no_chat_template(workflow: Workflow) -> None:
+    (workflow.directory / "target/chat_template.jinja").unlink()
+
+
+def layer_out_of_range(workflow: Workflow) -> None:
+    workflow.config["extraction"]["layers"] = [2, 4, 8, 9]
+
+
+def layer_twice(workflow: Workflow) -> None:
+    workflow.config["extraction"]["layers"] = [2, 4, 4, 8]
+
+
+def last_layer_missing(workflow: Workflow) -> None:
+    workflow.config["extraction"]["layers"] = [2, 4, 5]
+
+
+BAD: list[tuple[Callable[[Workflow], None], list[str]]] = [
+    # what is wrong, what the user must read
+    (unknown_key, ["extraction.tensor_paralel: unknown key; did you mean `tensor_parallel`?"]),
+    (missing_source, ["data.jsonl"]),
+    (unreadable_line, ["data.jsonl", "11"]),
+    (no_config, ["has no config.json", "target.path"]),
+    (no_tokenizer, ["has no tokenizer", "copy the model's tokenizer files there"]),
+    (no_weights, ["holds no safetensors weights"]),
+    (no_target, ["there is no directory target", "target.path"]),
+    (no_chat_template, ["chat template"]),
+    (layer_out_of_range, ["layer-out-of-range", "layer id 9 is outside 0..8"]),
+    (layer_twice, ["duplicate-layer", "layer id 4 is given twice"]),
+    (last_layer_missing, ["last-layer-missing", "the last layer, 8, must be among the ids"]),
+]
+
+
+@pytest.mark.parametrize(("spoil", "expected"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
+def test_bad_input_is_explained(tmp_path: Path, tiny_llama: Path, spoil: Callable[[Workflow], None], expected: list[str]) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "target")
+    write_jsonl(tmp_path / "data.jsonl", [conversation(number) for number in range(10)])
+    workflow = Workflow(tmp_path, fast_config(Path("target")))
+    spoil(workflow)
+    run = workflow.run("extract")
+    assert run.returncode != 0
+    told = " ".join(run.output.split())
+    for words in expected:
+        assert words in told
+    assert "Traceback" not in run.output
+    assert not list(workflow.results.glob("extraction/**/*.json")), "no pass may start"
+    assert all(json.loads(path.read_text()) for path in workflow.directory.glob("results/**/*.json"))
+    assert not list(workflow.directory.glob("results/**/*.part"))

@@ -1,0 +1,81 @@
+"""Claims about states, on real vLLM: the demo from conversations to a training set, compared with transformers and read by the trainer."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+import torch
+
+from integration.parity import compare
+from integration.workflow import Workflow
+
+pytestmark = pytest.mark.slow
+
+DEMO_LAYERS = [2, 4, 5, 8]
+
+
+def test_the_demo_ends_in_a_training_set_and_a_second_run_has_nothing_to_do(demo_run: Workflow) -> None:
+    assert demo_run.targets() == sorted(demo_run.batches())
+    assert len(demo_run.batches()) >= 4
+    assert demo_run.run("extract").nothing_done
+    assert demo_run.run("all").nothing_done
+    provenance = json.loads((demo_run.results / "training_set/provenance.json").read_text())
+    assert provenance["rows"] == len(demo_run.stored()) == len(list((demo_run.results / "training_set/hidden_states").iterdir()))
+    assert provenance["states"] == {"hard link": provenance["rows"]}
+    assert provenance["dropped"] == {"duplicate": 1, "empty": 1, "too-long": 1}
+
+
+def test_the_engines_own_output_has_its_own_file(demo_run: Workflow) -> None:
+    assert "vLLM" in demo_run.log("extract_pass/001/0.engine.log") or "vllm" in demo_run.log("extract_pass/001/0.engine.log")
+    log = demo_run.log("extract_pass/001/0.log")
+    assert "model loaded in" in log
+    assert "EngineCore" not in log
+
+
+def test_in_float32_every_layer_of_every_sample_equals_transformers(demo_run_float32: Workflow) -> None:
+    compared = compare(demo_run_float32, DEMO_LAYERS)
+    assert len(compared) == len(demo_run_float32.stored())
+    assert max(error for one in compared for error in one.own()) < 1e-3
+    assert min(error for one in compared for error in one.neighbours()) > 0.2, "an off-by-one would go unnoticed"
+
+
+def test_in_bfloat16_the_error_is_that_of_rounding(demo_run: Workflow) -> None:
+    errors = [error for one in compare(demo_run, DEMO_LAYERS) for error in one.own()]
+    print(f"bfloat16 relative errors: median {statistics.median(errors):.4f}, largest {max(errors):.4f}")
+    assert statistics.median(errors) < 0.02
+    assert max(errors) < 0.03
+
+
+def test_the_trainer_loads_the_set_and_takes_a_step(demo_run: Workflow) -> None:
+    import numpy as np
+    from speculators.losses.utils import resolve_loss_config
+    from speculators.models.eagle3.core import Eagle3DraftModel
+    from speculators.models.eagle3.data import shift_batch
+    from speculators.train.data import ArrowDataset, CollateFn
+    from transformers import AutoConfig
+
+    directory = demo_run.results / "training_set"
+    target = demo_run.config["target"]["path"]
+    dataset = ArrowDataset(max_len=1024, datapath=directory, on_missing="raise", train_ratio=0.9)
+    collate = CollateFn(max_len=1024, hidden_size=256, num_target_layers=3, preprocess=shift_batch)
+    batch = collate([dataset[0], dataset[1]])
+    config = AutoConfig.from_pretrained(target)
+    config.num_hidden_layers = 1
+    model = Eagle3DraftModel.from_training_args(
+        config,
+        t2d=torch.from_numpy(np.load(directory / "t2d-512.npy")),
+        d2t=torch.from_numpy(np.load(directory / "d2t-512.npy")),
+        draft_vocab_size=512,
+        norm_before_residual=True,
+        ttt_steps=2,
+        target_layer_ids=DEMO_LAYERS[:-1],
+        verifier_name_or_path=target,
+        draft_attn_impl="eager",
+    ).to(torch.bfloat16)
+    _, loss, _ = model(**batch, ttt_steps=2, loss_config=resolve_loss_config("kl_div", "eager"))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert loss > 0
+    assert model.fc.weight.grad is not None and torch.isfinite(model.fc.weight.grad).all() and model.fc.weight.grad.abs().sum() > 0
