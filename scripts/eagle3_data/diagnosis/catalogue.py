@@ -240,9 +240,15 @@ FAULTS = (
 
 ENGINE_DIED = _fault(
     "engine-died",
-    r"EngineDeadError|died unexpectedly|exit ?code:? -\d+|Failed core proc\(s\): \{'.*': -\d+\}",
+    r"EngineDeadError|died unexpectedly|engine core exited unexpectedly|exit ?code:? -\d+|Failed core proc\(s\): \{'.*': -\d+\}",
     "a process of the engine was gone all at once, without a word: killed from outside, most often by the host running out of memory",
     "look at the kernel's or the scheduler's log for an out-of-memory kill; then run the same command again",
+)
+BARE_ERROR = _fault(
+    "bare-error",
+    r"",
+    "an error without text, so that everything that passes on only the text says nothing",
+    "read the statement that raised it, and the traceback in the excerpt: it is the condition that did not hold",
 )
 EMPTY_MESSAGE = _fault(
     "empty-message",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle3_data.diagnosis.catalogue import EMPTY_MESSAGE, ENGINE_DIED, FAULTS, NOISE, QUOTED, SECONDARY, Fault
+from eagle3_data.diagnosis.catalogue import BARE_ERROR, EMPTY_MESSAGE, ENGINE_DIED, FAULTS, NOISE, QUOTED, SECONDARY, Fault
 from eagle3_data.diagnosis.log_lines import LogLine, by_process, parse_lines
 from eagle3_data.diagnosis.tracebacks import Chain, Raised, find_chains, shortened, without_repeats
 
@@ -69,7 +69,7 @@ def _of_exception(raised: Raised) -> _Candidate:
     words = f"{raised.name}: {raised.message}"
     fault = next((fault for fault in FAULTS if fault.pattern.search(words)), None)
     if fault is None and not raised.message:
-        fault = EMPTY_MESSAGE
+        fault = BARE_ERROR
     return _Candidate(raised.first, raised.headline, shortened(raised).text, _where(raised), fault)
 
 
