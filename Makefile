@@ -53,4 +53,4 @@ environment development:
 	       echo 'environment: making .venv (some minutes and 3 GB; 7 to 9 GB with a CUDA build of torch)'; \
 	       rm -rf .venv && $(PYTHON) -m venv .venv ;; \
 	esac && \
-	sh envs/install.sh .venv/bin/python $(GROUPS) && .venv/bin/python envs/check.py $(GROUPS)
+	PIP_REQUIRE_VIRTUALENV=1 sh envs/install.sh .venv/bin/python $(GROUPS) && .venv/bin/python envs/check.py $(GROUPS)

