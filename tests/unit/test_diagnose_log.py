@@ -170,23 +170,31 @@ def test_the_catalogue_has_no_id_twice_and_each_says_what_to_do():
     assert all(fault.meaning and fault.remedy for fault in FAULTS)
 
 
+def run(*arguments):
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
 def test_the_script_prints_a_diagnosis_a_log():
-    logs = [str(LOGS / "v016_story.log"), str(LOGS / "disk_full.log")]
-    shown = subprocess.run([sys.executable, str(SCRIPT), *logs], capture_output=True, text=True, check=True).stdout
+    logs = [LOGS / "v016_story.log", LOGS / "disk_full.log"]
+    shown = run(*logs).stdout
     assert "known: missing-argument" in shown and "known: disk-full" in shown and "do:    free space" in shown
-    records = [
-        json.loads(line)
-        for line in subprocess.run([sys.executable, str(SCRIPT), "--json", *logs], capture_output=True, text=True, check=True).stdout.splitlines()
-    ]
+    records = [json.loads(line) for line in run("--json", *logs).stdout.splitlines()]
     assert [record["known_fault"] for record in records] == ["missing-argument", "disk-full"]
 
 
 def test_the_script_says_which_file_it_cannot_read(tmp_path):
-    done = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path / "nowhere.log")], capture_output=True, text=True, check=False)
+    done = run(tmp_path / "nowhere.log")
     assert done.returncode == 1 and "nowhere.log cannot be read" in done.stderr
 
 
+FOREIGN = """
+import sys
+before = set(sys.modules)
+import eagle3_data.diagnosis
+print({name.split('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
+"""
+
+
 def test_diagnosis_imports_the_standard_library_only():
-    code = "import sys; before = set(sys.modules); import eagle3_data.diagnosis; print(sorted({m.split('.')[0] for m in set(sys.modules) - before} - sys.stdlib_module_names))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SCRIPT.parent)})
-    assert done.stdout.strip() == "['eagle3_data']"
+    done = subprocess.run([sys.executable, "-c", FOREIGN], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SCRIPT.parent)})
+    assert done.stdout.strip() == "{'eagle3_data'}"

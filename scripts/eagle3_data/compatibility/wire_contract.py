@@ -264,5 +264,5 @@ def _ignored(
     inner = entries.get(name)
     for key in inner.keys if isinstance(inner, ast.Dict) else ():
         if isinstance(key, ast.Constant) and key.value not in known and contract.connector:
-            title = f"this vLLM's {CONNECTOR} ignores {name}['{key.value}'], which the client relies on"
+            title = f"this vLLM's {CONNECTOR} ignores {name}[{key.value!r}], which the client relies on"
             yield Finding("ignored-key", "fail", title, file.location(key), symbols.location(contract.connector), remedy=NEWER)
