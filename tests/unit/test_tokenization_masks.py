@@ -63,6 +63,17 @@ def test_im_middle_with_two_parallel_calls_and_their_results():
     )
 
 
+def test_ids_that_a_template_shows_instead_of_names_get_the_names():
+    calls = (call("weather", {"city": "Paris"}) | {"id": "call_9f"}, call("time", {}) | {"id": "call_a0"})
+    conversation = [user("?"), assistant(None, *calls), turn("tool", "rain", tool_call_id="call_9f", name="weather"), assistant("Rain.")]
+    assert Tiny("im_middle").shown(*conversation) == (
+        "<|im_user|>user<|im_middle|>?<|im_end|>"
+        '<|im_assistant|>assistant<|im_middle|>⟦<|tool_calls|><|tool_call|>functions.weather:0<|tool_arguments|>{"city": "Paris"}<|tool_call_end|>'
+        "<|tool_call|>functions.time:1<|tool_arguments|>{}<|tool_call_end|><|tool_calls_end|><|im_end|>⟧"
+        "<|im_system|>weather<|im_middle|>## Return of functions.weather:0\nrain<|im_end|><|im_assistant|>assistant<|im_middle|>⟦Rain.<|im_end|>⟧"
+    )
+
+
 def test_tools_with_two_parallel_calls_one_with_text_beside_it():
     tools = [{"type": "function", "function": {"name": "weather"}}]
     calls = (call("weather", '{"city": "Paris"}'), call("weather", {"city": "Rome", "days": 2}, 1))

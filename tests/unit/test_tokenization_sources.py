@@ -78,7 +78,7 @@ def test_files_compressed_in_several_parts(name, tmp_path):
 def test_an_array_is_read_in_chunks_of_any_size(size, tmp_path, monkeypatch):
     monkeypatch.setattr(json_rows, "CHUNK_BYTES", size)
     elements = [*ROWS, 12345678, "text é", None, [], 0.25]
-    rows = read(write(tmp_path / "array.json", json.dumps(elements, indent=1)))
+    rows = read(write(tmp_path / "array.json", json.dumps(elements, indent=1, ensure_ascii=False)))
     assert values(rows) == elements
 
 

@@ -76,7 +76,7 @@ class RowTokenizer:
     def _parts(self, conversation: Conversation) -> Iterator[tuple[str, Conversation, Sequence[int]]]:
         """What to make of a conversation by `train_on`: suffix of the sample id, part of the conversation, the turns to train."""
         template, locator = self._templating("conversations need one")
-        messages = template.prepare(conversation.messages)
+        messages = template.call_style.prepare(conversation.messages)
         assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if not assistants:
             raise DropError("no-assistant-turn")

@@ -1,12 +1,11 @@
 """The target's chat template: rendering, and what a few renderings of a made-up conversation teach about it.
 
-Nothing here knows any model's template. What differs between templates (does it want tool arguments as an object or as
-text, what opens and closes a turn, what stands between the generation prompt and the answer) is found by rendering and looking.
+Nothing here knows any model's template. What differs between templates (what opens and closes a turn, what stands between the
+generation prompt and the answer, the form of tool calls) is found by rendering and looking.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from eagle3_data.errors import headline
+from eagle3_data.tokenization.call_style import CallStyle, Message
 from eagle3_data.tokenization.rows import DropError
-
-Message = dict[str, Any]
 
 MARK = "\ue0f1c\ue0f2"
 REASONING_MARK = "\ue0f1r\ue0f2"
@@ -29,8 +27,9 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeE
 class ChatTemplate:
     """Renders conversations as `tokenizer.apply_chat_template(tokenize=False)` does, without its cost per call.
 
-    `stops`: texts of the tokens that end a turn. `header`: what opens an assistant's turn. `lead`: what the model writes
-    before a plain answer, such as the name of a channel; mostly nothing.
+    `stops`: texts of the tokens that end a turn. `header`: what opens an assistant's turn in history, too, and `header_rest` what
+    else the generation prompt has. `lead`: what the model writes before a plain answer, such as the name of a channel. The last
+    two are mostly empty.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], *, today: date, stop_texts: Sequence[str], added_tokens: Sequence[str]) -> None:
@@ -40,19 +39,13 @@ class ChatTemplate:
         self.source = source
         self._template = _compile_jinja_template(source)
         self._variables = {**variables, "strftime_now": today.strftime, "documents": None}
-        self._null_content: str | None = None
-        self._arguments_as_object = True
-        self._learn_tool_calls()
+        self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
         self.stops = tuple(dict.fromkeys((*stop_texts, *self._closing_tokens(added_tokens))))
-        self.header, self.lead = self._learn_opening()
+        self.header, self.header_rest, self.lead = self._learn_opening()
 
     @property
     def has_generation_tags(self) -> bool:
         return "endgeneration" in self.source
-
-    def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages in the form this template understands. Raises DropError if arguments are no JSON object and must be one."""
-        return [self._prepared(message) if "tool_calls" in message else message for message in messages]
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, *, generation_prompt: bool = False) -> str:
         """The conversation as text. Raises DropError("template-refused") with the template's own message."""
@@ -91,24 +84,6 @@ class ChatTemplate:
         """The stop token with which `text` ends, the longest if several; empty if there is none."""
         return max((stop for stop in self.stops if text.endswith(stop)), key=len, default="")
 
-    def _prepared(self, message: Message) -> Message:
-        calls = [{**call, "function": {**call["function"], "arguments": self._arguments(call["function"]["arguments"])}} for call in message["tool_calls"]]
-        content = self._null_content if message["content"] is None else message["content"]
-        return {**message, "content": content, "tool_calls": calls}
-
-    def _arguments(self, arguments: Any) -> Any:
-        if not self._arguments_as_object:
-            return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        if isinstance(arguments, dict):
-            return arguments
-        try:
-            parsed = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            raise DropError("template-refused", "a tool call's arguments are no JSON object, which the chat template needs")
-        return parsed
-
     # What made-up conversations teach
 
     def _try(self, *messages: Message, generation_prompt: bool = False) -> str:
@@ -116,19 +91,6 @@ class ChatTemplate:
             return self.render(messages, generation_prompt=generation_prompt)
         except DropError:
             return ""
-
-    def _learn_tool_calls(self) -> None:
-        """Whether arguments are wanted as an object (as vLLM's server gives them) or as text, and whether content None prints as "None"."""
-
-        def call(arguments: Any, content: str | None) -> str:
-            calls = [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}]
-            return self._try(USER, {"role": "assistant", "content": content, "tool_calls": calls})
-
-        as_object, as_text = call({"k": MARK}, ""), call('{"k": "v"}', "")
-        printed_by_python = f"'{MARK}'" in as_object
-        self._arguments_as_object = not as_text or (bool(as_object) and not printed_by_python)
-        null = call({"k": "v"} if self._arguments_as_object else '{"k": "v"}', None)
-        self._null_content = None if null and "None" not in null else ""
 
     def _closing_tokens(self, added_tokens: Sequence[str]) -> list[str]:
         """The added token, if any, that directly closes an assistant turn, inside a conversation and at its end."""
@@ -139,16 +101,16 @@ class ChatTemplate:
                 found.append(max(tokens, key=len))
         return found
 
-    def _learn_opening(self) -> tuple[str, str]:
-        """Header and lead: the generation prompt as far as it stands in history, too; and what history has between it and a plain answer."""
+    def _learn_opening(self) -> tuple[str, str, str]:
+        """Header, its rest and lead: the generation prompt as far as history has it, too; what follows there; what is written before an answer."""
         user, prompted = self._try(USER), self._try(USER, generation_prompt=True)
         answered, history = self._try(USER, ANSWER).partition(MARK)[0], self._try(USER, ANSWER, USER).partition(MARK)[0]
         lead = answered[len(prompted) :] if prompted and answered.startswith(prompted) else ""
         if not user or not prompted.startswith(user) or not history.startswith(user):
-            return "", lead
+            return "", "", lead
         prompt, opening = prompted[len(user) :], history[len(user) :]
         length = next((i for i, (one, other) in enumerate(zip(prompt, opening, strict=False)) if one != other), min(len(prompt), len(opening)))
-        return prompt[:length], lead
+        return prompt[:length], prompt[length:], lead
 
 
 USER: Message = {"role": "user", "content": "q"}

@@ -1,31 +1,44 @@
 """Where in a rendered conversation the assistant's own text lies, proved by rendering.
 
 A turn's text is what the model would have generated: from the end of the generation prompt up to and including the token
-that stops generation. Three ways lead there, in this order:
+that stops generation. What finds it in every case, if it can be proved at all, is rendering:
 
-1. The template marks it with `{% generation %}` tags, and these agree with the second way on a made-up conversation.
-2. Incremental rendering: the conversation before the turn, with the generation prompt, is a prefix of the whole; so is, for
-   all but plain answers, the conversation up to the turn's end.
-3. Substitution, for templates that write history otherwise: the turn's content is replaced by a mark; if everything around
-   the mark is found around the content in the whole conversation, the content lies between.
+- incrementally: the conversation before the turn, with the generation prompt, is a prefix of the whole; so is, for all but
+  plain answers, the conversation up to the turn's end;
+- by substitution, for templates that write history otherwise: the turn's content is replaced by a mark; if everything around
+  the mark is found around the content in the whole conversation, the content lies between.
 
-Whatever the way, the verifier then compares the found text with the message. What cannot be proved is dropped with a reason.
+That takes a rendering or two a turn. Two shortcuts take none: the template's own `{% generation %}` tags, and the header that
+opens the assistant's turns. They are used if, in made-up conversations, they find what incremental rendering finds.
+
+Whatever the way, the verifier then compares the found text with the message, every time. What cannot be proved is dropped with
+a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
 
+from eagle3_data.tokenization.call_style import Message
 from eagle3_data.tokenization.messages import REASONING_FIELDS
 from eagle3_data.tokenization.reasoning import ReasoningMarkers, skip_space
 from eagle3_data.tokenization.rows import DropError
-from eagle3_data.tokenization.template import MARK, REASONING_MARK, ChatTemplate, Message
+from eagle3_data.tokenization.template import MARK, REASONING_MARK, ChatTemplate
 from eagle3_data.tokenization.verification import Verifier
 
 Tools = list[dict[str, Any]] | None
+
+QUESTION, ANSWER, CALL = {"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}, {"name": "f", "arguments": {"k": "v"}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}]}
+RESULT = {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "r"}
+MADE_UP: tuple[list[Message], ...] = (
+    [QUESTION, ANSWER, QUESTION, {**ANSWER, "content": "two"}],
+    [QUESTION, CALLING, RESULT, ANSWER],
+    [QUESTION, {**ANSWER, **dict.fromkeys(REASONING_FIELDS, "because")}],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +65,26 @@ class TurnLocator:
         self._template = template
         self._markers = markers
         self._verifier = Verifier(markers, template.lead, template.header)
-        self.uses_generation_tags = template.has_generation_tags and self._tags_agree()
+        shortcuts = {self._by_tags: template.has_generation_tags, self._by_headers: bool(template.header.strip())}
+        self._shortcuts = [find for find, possible in shortcuts.items() if possible and self._agrees(find)]
+        self.uses_generation_tags = self._by_tags in self._shortcuts
 
     def locate(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> Rendering:
         """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises DropError."""
         text = self._template.render(messages, tools)
-        tagged = self._tagged(text, messages, tools) if self.uses_generation_tags else {}
-        spans = []
+        found: dict[int, Span] = {}
+        for find in self._shortcuts:
+            spans = find(text, messages, tools) if len(found) < len(wanted) else {}
+            found = {index: span for index, span in spans.items() if self._reads_right(text, span, messages[index])} | found
         for index in wanted:
-            span = tagged.get(index)
-            if span is None or not self._reads_right(text, span, messages[index]):
-                span = self._incremental(text, messages, tools, index)
-                if not self._reads_right(text, span, messages[index]):
+            if index not in found:
+                found[index] = self._incremental(text, messages, tools, index)
+                if not self._reads_right(text, found[index], messages[index]):
                     raise DropError("text-mismatch", f"turn {index}")
-            spans.append(span)
-        if any(later.start < earlier.end for earlier, later in pairwise(spans)):
+        in_order = tuple(found[index] for index in wanted)
+        if any(later.start < earlier.end for earlier, later in pairwise(in_order)):
             raise DropError("text-mismatch", "turns overlap")
-        return Rendering(text, tuple(spans))
+        return Rendering(text, in_order)
 
     def locate_in_text(self, text: str) -> Rendering:
         """The turns of a text to which the template has been applied already: from each assistant's header to the next stop token."""
@@ -88,10 +104,10 @@ class TurnLocator:
     def _reads_right(self, text: str, span: Span, message: Message) -> bool:
         return self._verifier.reads_right(text[span.start : span.stop], message)
 
-    # 1. Generation tags
+    # Shortcuts
 
-    def _tagged(self, text: str, messages: Sequence[Message], tools: Tools) -> dict[int, Span]:
-        assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    def _by_tags(self, text: str, messages: Sequence[Message], tools: Tools) -> dict[int, Span]:
+        assistants = _assistants(messages)
         tags = self._template.render_tagged(messages, tools)
         if len(tags) != len(assistants):
             return {}
@@ -106,17 +122,45 @@ class TurnLocator:
         behind = self._template.stop_at(text, end)
         return Span(start, end, end + len(behind))
 
-    def _tags_agree(self) -> bool:
-        """Tags are believed if, in a made-up conversation, they mark what incremental rendering finds."""
-        turns = [{"role": role, "content": content} for role, content in (("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two"))]
-        try:
-            text = self._template.render(turns)
-            tagged = self._tagged(text, turns, None)
-            return tagged == {index: self._incremental(text, turns, None, index) for index in (1, 3)}
-        except DropError:
-            return False
+    def _by_headers(self, text: str, messages: Sequence[Message], tools: Tools) -> dict[int, Span]:
+        """Each assistant's turn begins with the same header. If there are as many as turns, and none is part of a content, they are theirs."""
+        header, assistants = self._template.header, _assistants(messages)
+        if text.count(header) != len(assistants) or any(header in (message["content"] or "") for message in messages):
+            return {}
+        spans, position = {}, 0
+        for index in assistants:
+            start = text.index(header, position) + len(header)
+            position = text.find(header, start)
+            span = self._behind_header(text, start, position if position >= 0 else len(text), messages[index])
+            if span:
+                spans[index] = span
+        return spans
 
-    # 2. Incremental rendering
+    def _behind_header(self, text: str, start: int, limit: int, message: Message) -> Span | None:
+        if text.startswith(self._template.header_rest, start):
+            start += len(self._template.header_rest)
+        start = self._markers.behind_scaffold(text, start)
+        return self._end_of_plain_answer(text, start, message) or self._end_by_stop(text, start, limit, message)
+
+    def _agrees(self, find: Callable[[str, Sequence[Message], Tools], dict[int, Span]]) -> bool:
+        """Whether a shortcut finds, in made-up conversations, what incremental rendering finds."""
+        compared = 0
+        for conversation in MADE_UP:
+            try:
+                messages = self._template.call_style.prepare(conversation)
+                text = self._template.render(messages)
+                right = {index: self._incremental(text, messages, None, index) for index in _assistants(messages)}
+            except DropError:
+                continue  # a template that knows no tools, say
+            found = find(text, messages, None)
+            for index, span in right.items():
+                if self._reads_right(text, span, messages[index]):
+                    if found.get(index) != span:
+                        return False
+                    compared += 1
+        return compared > 0
+
+    # Incremental rendering
 
     def _incremental(self, text: str, messages: Sequence[Message], tools: Tools, index: int) -> Span:
         try:
@@ -165,7 +209,7 @@ class TurnLocator:
             position = span.end
         return None
 
-    # 3. Substitution
+    # Substitution
 
     def _substituted(self, text: str, messages: Sequence[Message], tools: Tools, index: int) -> int:
         """Where the turn starts: at its reasoning if the template keeps that, else at its content."""
@@ -190,6 +234,10 @@ class TurnLocator:
             return ""
         lead, found, _ = own[self._markers.behind_scaffold(own, len(before)) :].partition(answer)
         return lead if found and text.endswith(lead, 0, start) else ""
+
+
+def _assistants(messages: Sequence[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def _unproved(index: int) -> NoReturn:
