@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.conftest import fast_config
+from integration.fixtures import fast_config
 from integration.workflow import Workflow, conversation, write_jsonl
 
 pytestmark = pytest.mark.slow

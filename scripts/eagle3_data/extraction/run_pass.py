@@ -97,6 +97,7 @@ class PassRun:
         self._batches: dict[str, Any] = read_json(job.results / "tokens/batches.json")["batches"]
         self._failure: dict[str, Any] | None = None
         self._ready: Ready | None = None
+        self._extraction_s = 0.0
         self._stop = threading.Event()
         self._engine_gone = threading.Event()
         facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": job.identity.extraction_id, "engine_log": str(job.engine_log)}
@@ -172,7 +173,9 @@ class PassRun:
         process = EngineProcess(job.engine_settings(self._store), job.engine_log)
         try:
             if self._wait_until_ready(process):
+                started = time.monotonic()
                 self._feed(process, missing)
+                self._extraction_s = time.monotonic() - started
                 process.close()
         finally:
             self._engine_gone.set()
@@ -288,6 +291,7 @@ class PassRun:
                 "model_loads": int(self._ready is not None),
                 "load_s": self._ready.load_s if self._ready else None,
                 "versions": self._ready.versions if self._ready else {},
+                "extraction_s": self._extraction_s,
                 "samples_extracted": outcomes.extracted,
                 "tokens_extracted": outcomes.tokens,
                 "written_bytes": outcomes.size_bytes,

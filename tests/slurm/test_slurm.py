@@ -1,0 +1,66 @@
+"""The demo on a real SLURM cluster through profiles/slurm: the pass is one job with 8 GPUs, a failed batch is retried alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.fixtures import demo_config
+from integration.workflow import ROOT, Workflow
+from slurm.cluster import Cluster, why_impossible
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
+
+SMALL = ["extract_pass:mem_mb=6000", "extract_pass:runtime=20", "tokenize_dataset:mem_mb=2000"]
+"""What the demo needs of the one node, instead of what the profile asks for a real model."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+class SlurmWorkflow(Workflow):
+    cluster: Cluster
+
+    def arguments(self, *arguments: str) -> list[str]:
+        local = super().arguments()
+        profile = local.index("--workflow-profile")
+        local[profile + 1] = str(ROOT / "profiles/slurm")
+        del local[local.index("--cores") : local.index("--cores") + 2]
+        return [*local, "--set-resources", *SMALL, "--slurm-init-seconds-before-status-checks", "3", "--", *arguments]
+
+    def jobs_of_passes(self) -> list[str]:
+        """SLURM's own records of the jobs it ran for the rule extract_pass."""
+        return [line for line in (self.cluster.directory / "jobs.log").read_text().splitlines() if "extract_pass" in line]
+
+
+def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(cluster: Cluster, tmp_path: Path, tiny_llama: Path) -> None:
+    workflow = SlurmWorkflow(tmp_path / "run", demo_config(tiny_llama, engine="faulty_vllm:FaultyVllmEngine"))
+    workflow.cluster = cluster
+    assert workflow.run("results/demo/tokens/batches.json").returncode == 0
+    workflow.faults = {"refuse": {workflow.keys("00001")[0]: "refused for the test"}}
+    failed = workflow.run("extract")
+    assert failed.returncode != 0
+    ledger = failed.passes["001/0"]
+    assert ledger["devices"] == "0,1,2,3,4,5,6,7"
+    assert ledger["slurm_job_id"]
+    assert ledger["model_loads"] == 1
+    assert ledger["versions"]["vllm"]
+    assert workflow.targets() == [batch for batch in sorted(workflow.batches()) if batch != "00001"]
+    assert "refused for the test" in workflow.log("extract_batch/00001.log")
+    assert "retries exactly what is missing" in failed.output
+    workflow.faults = {}
+    retried = workflow.run("extract")
+    assert retried.returncode == 0, retried.output
+    assert list(retried.passes) == ["002/0"]
+    assert retried.passes["002/0"]["samples_extracted"] == 1
+    assert retried.gates == ["00001"]
+    assert workflow.targets() == sorted(workflow.batches())
+    assert len(workflow.jobs_of_passes()) == 2, "one submission for each pass"
+    assert workflow.run("extract").nothing_done

@@ -1,0 +1,61 @@
+"""The configuration: typed, frozen, unknown keys rejected, every error with its place."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from eagle3_data.config import Compatibility, Config, Extraction, load_config, load_section, sections_json
+from eagle3_data.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {"target": {"path": "model"}, "data": {"sources": [{"path": "rows.jsonl"}]}}
+
+
+def changed(**sections: Any) -> dict[str, Any]:
+    return {**MINIMAL, **sections}
+
+
+def test_the_shortest_configuration_names_a_target_and_a_source() -> None:
+    config = load_config(MINIMAL)
+    assert config.data.sources[0].name == "rows"
+    with pytest.raises(ValidationError):
+        config.target.path = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "target: Field required"),
+        (changed(extration={}), "extration: unknown key; did you mean `extraction`?"),
+        (changed(target={"path": "m", "trust": True}), "target.trust: unknown key"),
+        (changed(data={"sources": [{"path": "a", "layot": "x"}]}), "data.sources.0.layot: unknown key; did you mean `layout`?"),
+        (changed(data={"sources": [{"path": "a.jsonl"}, {"path": "b/a.json"}]}), "two sources are named 'a'"),
+        (changed(extraction={"engine_arguments": {"dtype": "half"}}), "engine_arguments.dtype is set by the workflow; use extraction.dtype"),
+        (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
+        (changed(run="store"), "would share results/store"),
+        (changed(run="../elsewhere"), "run: String should match pattern"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(values)
+    assert message in str(raised.value)
+
+
+def test_yamls_unquoted_off_means_off() -> None:
+    assert Compatibility.model_validate({"canary": False}).canary == "off"
+
+
+def test_a_rule_gets_only_the_sections_it_names() -> None:
+    text = sections_json(load_config(MINIMAL), "extraction")
+    assert list(json.loads(text)) == ["extraction"]
+    assert load_section(text, "extraction", Extraction) == Config.model_validate(MINIMAL).extraction
+
+
+def test_a_script_by_hand_takes_a_file(tmp_path: Any) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("extraction: {jobs: 3}")
+    assert load_section(str(path), "extraction", Extraction).jobs == 3
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_section(str(tmp_path / "absent.yaml"), "extraction", Extraction)

@@ -1,0 +1,148 @@
+"""Validation proves samples with the target's own head; every kind of wrong state is rejected for its own reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3_data.errors import InputError
+from eagle3_data.extraction.identity import ExtractionIdentity
+from eagle3_data.hashing import sample_key
+from eagle3_data.head import read_head
+from eagle3_data.records import write_json
+from eagle3_data.samples import Sample
+from eagle3_data.states import file_checksum
+from eagle3_data.store import Store
+from eagle3_data.validation import Verdict, validate_samples
+
+HIDDEN, VOCAB, SAMPLES = 32, 50, 24
+IDENTITY = ExtractionIdentity(fingerprint="f", layers=(1, 2), dtype="bfloat16", quantization="none", engine="e", engine_arguments={})
+
+
+@dataclass
+class Fixture:
+    store: Store
+    target: Path
+    samples: list[Sample]
+
+    def validate(self) -> Verdict:
+        return validate_samples(self.samples, self.store, IDENTITY, HIDDEN, read_head(self.target))
+
+    def rewrite(self, change: Callable[[torch.Tensor], torch.Tensor], n: int = 1) -> None:
+        """Change the states of sample n and commit them again, as an engine that is wrong would."""
+        path = self.store.states_path(self.samples[n].key)
+        tensors = load_file(path)
+        tensors["hidden_states"] = change(tensors["hidden_states"].clone())
+        greedy = self.store.read_sidecar(self.samples[n].key)["greedy_token"]
+        commit(self.store, self.samples[n], tensors["hidden_states"], greedy)
+
+
+def commit(store: Store, sample: Sample, states: torch.Tensor, greedy: int) -> None:
+    part = store.directory / "part"
+    save_file({"hidden_states": states.contiguous(), "token_ids": torch.tensor(sample.token_ids)}, part, metadata={"extraction_id": IDENTITY.extraction_id})
+    store.commit(sample.key, part, {"greedy_token": greedy, "size_bytes": part.stat().st_size, "xxh3_128": file_checksum(part)})
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Fixture:
+    generator = torch.Generator().manual_seed(0)
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-6}))
+    norm = torch.rand(HIDDEN, generator=generator) * 3 + 0.1
+    head = torch.randn(VOCAB, HIDDEN, generator=generator)
+    save_file({"model.norm.weight": norm, "lm_head.weight": head}, target / "model.safetensors")
+    store = Store(tmp_path / "store", IDENTITY.extraction_id)
+    store.directory.mkdir(parents=True)
+    samples = []
+    for n in range(SAMPLES):
+        ids = tuple(range(n, n + 9))
+        samples.append(Sample(f"s:{n}", sample_key(ids), ids, (1,) * 9))
+        states = torch.randn(9, 2, HIDDEN, generator=generator).to(torch.bfloat16)
+        commit(store, samples[-1], states, int(read_head(target).logits(states[-1:, -1].float()).argmax()))
+    return Fixture(store, target, samples)
+
+
+def test_right_states_are_proven(batch: Fixture) -> None:
+    verdict = batch.validate()
+    assert verdict.rejected == {}
+    assert (verdict.samples, verdict.tokens) == (SAMPLES, 9 * SAMPLES)
+
+
+def post_norm(fixture: Fixture) -> Callable[[torch.Tensor], torch.Tensor]:
+    norm = load_file(fixture.target / "model.safetensors")["model.norm.weight"]
+
+    def change(states: torch.Tensor) -> torch.Tensor:
+        last = states[:, -1].float()
+        states[:, -1] = (last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + 1e-6) * norm).to(torch.bfloat16)
+        return states
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda _: lambda states: states.flip(1), "greedy-token"),
+        (lambda _: lambda states: states.roll(1, 0), "greedy-token"),
+        (lambda _: lambda states: torch.cat([states[:6], torch.zeros_like(states[6:])]), "all-zero"),
+        (lambda _: lambda states: states[:8], "wrong-shape"),
+        (lambda _: lambda states: states.float(), "wrong-dtype"),
+    ],
+    ids=["layers-swapped", "shifted-by-a-token", "zeroed-tail", "short", "float32"],
+)
+def test_wrong_states_are_rejected(batch: Fixture, change: Callable[[Fixture], Callable[[torch.Tensor], torch.Tensor]], reason: str) -> None:
+    batch.rewrite(change(batch))
+    rejected = batch.validate().rejected
+    assert list(rejected) == [batch.samples[1].key]
+    assert reason in rejected[batch.samples[1].key]
+
+
+def test_states_after_the_final_norm_do_not_pass_a_batch(batch: Fixture) -> None:
+    """A single sample's token may survive a second norm by chance; a batch's do not."""
+    for n in range(len(batch.samples)):
+        batch.rewrite(post_norm(batch), n)
+    reasons = list(batch.validate().rejected.values())
+    assert len(reasons) >= 3
+    assert all("greedy-token" in reason for reason in reasons)
+
+
+def test_another_samples_states_are_rejected(batch: Fixture) -> None:
+    other = load_file(batch.store.states_path(batch.samples[0].key))["hidden_states"]
+    batch.rewrite(lambda _: other)
+    assert "shared-rows: its last state equals that of sample s:0" in batch.validate().rejected[batch.samples[1].key]
+
+
+def test_a_flipped_bit_breaks_the_checksum(batch: Fixture) -> None:
+    path = batch.store.states_path(batch.samples[2].key)
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    assert "checksum" in batch.validate().rejected[batch.samples[2].key]
+
+
+def test_a_missing_sidecar_is_rejected_not_raised(batch: Fixture) -> None:
+    batch.store.sidecar_path(batch.samples[3].key).unlink()
+    assert "cannot be read as a JSON record" in batch.validate().rejected[batch.samples[3].key]
+
+
+def test_a_tie_within_rounding_is_no_disagreement(batch: Fixture) -> None:
+    head = read_head(batch.target)
+    logits = head.logits(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5)))
+    assert head.disagreements(torch.zeros(1, HIDDEN), torch.tensor([3])) == []
+    state = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5))
+    assert head.disagreements(state, logits.argmax(-1)) == []
+    assert head.disagreements(state, logits.argmin(-1)) == [0]
+
+
+def test_a_target_without_a_known_head_is_told(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {})
+    save_file({"something": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="final norm and lm_head"):
+        read_head(tmp_path)
