@@ -10,7 +10,10 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
-configfile: "config/config.yaml"
+# The demo's configuration only where no other is given: its values must not fill the gaps of a real one.
+if not workflow.config_settings.configfiles:
+
+    configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
@@ -36,9 +39,9 @@ localrules:
 
 
 rule all:
+    default_target: True
     input:
         "<results>/training_set",
-    default_target: True
 
 
 rule extract:

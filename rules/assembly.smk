@@ -12,10 +12,10 @@ rule assemble_training_set:
         directory("<results>/training_set"),
     log:
         "<logs>/assemble_training_set.log",
-    params:
-        config=section("extraction", "tokenization", "training_set"),
-        results=RESULTS,
     conda:
         "../envs/workflow.yaml"
+    params:
+        config=section("extraction", "tokenization", "training_set"),
+        results=results_directory,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/assemble_training_set.py --config {params.config:q} --results {params.results:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts"/assemble_training_set.py --config {params.config:q}' " --results {params.results:q} --output {output:q} 2> {log:q}"

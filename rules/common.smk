@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -27,11 +28,19 @@ PLAN = Plan(CONFIG, Path(RESULTS))
 DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
 # Under `--sdm conda` a rule's own environment brings its python; otherwise it is the one that runs Snakemake.
 IN_CONDA = any(str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method)
-PYTHON = "python" if IN_CONDA else sys.executable
+shell.prefix(f"python={quote('python' if IN_CONDA else sys.executable)} scripts={quote(SCRIPTS)}; ")
 
 
 def section(*names):
     return sections_json(CONFIG, *names)
+
+
+def results_directory(wildcards):
+    return RESULTS
+
+
+def tokens_directory(wildcards):
+    return f"{RESULTS}/tokens"
 
 
 def target_files(wildcards):

@@ -15,9 +15,10 @@ rule check_compatibility:
         "<results>/compatibility/report.json",
     log:
         "<logs>/check_compatibility.log",
-    params:
-        config=section("target", "tokenization", "extraction", "compatibility"),
     conda:
         "../envs/workflow.yaml"
+    params:
+        config=section("target", "tokenization", "extraction", "compatibility"),
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/check_compatibility.py installed --config {params.config:q} --target {input.target:q} --batches {input.batches:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts"/check_compatibility.py installed --config {params.config:q}'
+        " --target {input.target:q} --batches {input.batches:q} --output {output:q} 2> {log:q}"

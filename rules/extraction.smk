@@ -24,18 +24,20 @@ rule extract_pass:
         engine="<logs>/extract_pass/{ledger}.engine.log",
     wildcard_constraints:
         ledger=PLAN.unsealed,
-    params:
-        config=section("target", "tokenization", "extraction", "compatibility"),
-        results=RESULTS,
-        number=pass_number,
-        stripe=stripe,
+    conda:
+        "../envs/workflow.yaml"
     threads: 8
     resources:
         gpu=CONFIG.extraction.tensor_parallel,
-    conda:
-        "../envs/workflow.yaml"
+    params:
+        config=section("target", "tokenization", "extraction", "compatibility"),
+        results=results_directory,
+        number=pass_number,
+        stripe=stripe,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/extract_pass.py --config {params.config:q} --results {params.results:q} --pass-number {params.number} --stripe {params.stripe} --engine-log {log.engine:q} --ledger {output:q} 2> {log[0]:q}"
+        'exec "$python" "$scripts"/extract_pass.py --config {params.config:q} --results {params.results:q}'
+        " --pass-number {params.number} --stripe {params.stripe} --engine-log {log.engine:q}"
+        " --ledger {output:q} 2> {log[0]:q}"
 
 
 rule extract_batch:
@@ -47,9 +49,10 @@ rule extract_batch:
         "<logs>/extract_batch/{batch}.log",
     wildcard_constraints:
         batch=r"\d{5}",
-    params:
-        fingerprint=batch_fingerprint,
     conda:
         "../envs/workflow.yaml"
+    params:
+        fingerprint=batch_fingerprint,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/extract_batch.py --batch {wildcards.batch} --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts"/extract_batch.py --batch {wildcards.batch}'
+        " --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"

@@ -20,7 +20,7 @@ rule build_demo_target:
     conda:
         "../envs/workflow.yaml"
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/build_demo_target.py --target {wildcards.target} --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts"/build_demo_target.py --target {wildcards.target}' " --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
 
 
 rule describe_target:
@@ -30,9 +30,9 @@ rule describe_target:
         "<results>/target.json",
     log:
         "<logs>/describe_target.log",
-    params:
-        target=CONFIG.target.path,
     conda:
         "../envs/workflow.yaml"
+    params:
+        target=CONFIG.target.path,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/describe_target.py --target {params.target:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts"/describe_target.py --target {params.target:q} --output {output:q} 2> {log:q}'

@@ -15,10 +15,10 @@ checkpoint tokenize_dataset:
         view="<results>/tokens/samples.html",
     log:
         "<logs>/tokenize_dataset.log",
-    params:
-        config=section("target", "data", "tokenization"),
-        directory=f"{RESULTS}/tokens",
     conda:
         "../envs/workflow.yaml"
+    params:
+        config=section("target", "data", "tokenization"),
+        directory=tokens_directory,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/tokenize_dataset.py --config {params.config:q} --target {input.target:q} --output-dir {params.directory:q} 2> {log:q}"
+        'exec "$python" "$scripts"/tokenize_dataset.py --config {params.config:q} --target {input.target:q}' " --output-dir {params.directory:q} 2> {log:q}"

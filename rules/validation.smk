@@ -14,10 +14,11 @@ rule validate_batch:
         "<logs>/validate_batch/{batch}.log",
     wildcard_constraints:
         batch=r"\d{5}",
-    params:
-        config=section("extraction"),
-        results=RESULTS,
     conda:
         "../envs/workflow.yaml"
+    params:
+        config=section("extraction"),
+        results=results_directory,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/validate_batch.py --config {params.config:q} --results {params.results:q} --batch {wildcards.batch} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts"/validate_batch.py --config {params.config:q} --results {params.results:q}'
+        " --batch {wildcards.batch} --output {output:q} 2> {log:q}"

@@ -17,7 +17,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CONVERSATIONS = ROOT / "config/demo/conversations.jsonl"
@@ -49,13 +48,9 @@ class Prover:
                 "target": {"path": f"../{target}"},
                 "data": {"sources": [{"path": str(CONVERSATIONS)}]},
                 "tokenization": {"max_length": 1024, "too_long": "drop", "batch_tokens": 3000},
-                "extraction": {"tensor_parallel": tensor_parallel, "engine_arguments": self._engine_arguments()},
+                "extraction": {"tensor_parallel": tensor_parallel, "engine_arguments": {"enforce_eager": True, "gpu_memory_utilization": 0.3}},
             }
         )
-
-    def _engine_arguments(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"enforce_eager": True, "gpu_memory_utilization": 0.3}
-        return arguments | ({"language_model_only": True} if self.target == "tiny-kimi" else {})
 
     def script(self, name: str, *arguments: str | Path) -> float:
         """Run one of the workflow's scripts as its rule does; returns the seconds it took."""

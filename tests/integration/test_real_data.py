@@ -10,10 +10,10 @@ import pytest
 from integration.fixtures import SHARED_DATA, demo_config
 from integration.workflow import Workflow
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # 640,000 tokens through real vLLM
 
 
-@pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs the real conversations beside the project")
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs the real conversations in ../shared/data")
 def test_a_hundred_agent_conversations_and_five_hundred_sharegpt_ones(tmp_path: Path, tiny_llama: Path) -> None:
     workflow = Workflow(tmp_path, demo_config(tiny_llama))
     workflow.config["data"] = {
@@ -22,7 +22,7 @@ def test_a_hundred_agent_conversations_and_five_hundred_sharegpt_ones(tmp_path: 
             {"path": str(SHARED_DATA / "sharegpt_fastchat_dummy.json"), "name": "sharegpt"},
         ]
     }
-    workflow.config["tokenization"] = {"max_length": 16_000, "too_long": "drop", "batch_tokens": 60_000}
+    workflow.config["tokenization"] = {"max_length": 16_383, "too_long": "drop", "batch_tokens": 60_000}
     run = workflow.run("extract", timeout=1800)
     assert run.returncode == 0, run.output
     fates = pd.read_parquet(workflow.results / "tokens/ledger.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vllm.platforms import current_platform
 
 from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request
 from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.target import read_model_config, text_config
 
 
 class VllmEngine:
@@ -54,6 +56,7 @@ def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
     """The arguments of `vllm.LLM`: the user's engine arguments plus those the workflow owns."""
     return {
         "skip_tokenizer_init": True,  # samples are token ids; a tokenizer would only bring remote code and load time
+        **({"language_model_only": True} if _is_multimodal(settings.model_path) else {}),
         **settings.arguments,
         "model": settings.model_path,
         "dtype": settings.dtype,
@@ -77,6 +80,11 @@ def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
             },
         },
     }
+
+
+def _is_multimodal(model_path: str) -> bool:
+    config = read_model_config(Path(model_path))
+    return text_config(config) is not config
 
 
 def _prepare_environment(settings: EngineSettings) -> None:
