@@ -17,6 +17,7 @@ from pathlib import Path
 SYSTEM = Path("/etc/slurm")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 
+# The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is shipped.
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -47,7 +48,7 @@ SlurmdParameters=config_overrides
 MinJobAge=300
 SlurmdTimeout=20
 KillWait=5
-NodeName={host} NodeAddr=127.0.0.1 CPUs=32 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=20000 Gres=gpu:8 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=32 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 Gres=gpu:8 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 

@@ -13,10 +13,6 @@ from slurm.cluster import Cluster, why_impossible
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
 
-SMALL = ["extract_pass:mem_mb=6000", "extract_pass:runtime=20", "tokenize_dataset:mem_mb=2000"]
-"""What the demo needs of the one node, instead of what the profile asks for a real model."""
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
@@ -33,7 +29,7 @@ class SlurmWorkflow(Workflow):
         profile = local.index("--workflow-profile")
         local[profile + 1] = str(ROOT / "profiles/slurm")
         del local[local.index("--cores") : local.index("--cores") + 2]
-        return [*local, "--set-resources", *SMALL, "--slurm-init-seconds-before-status-checks", "3", "--", *arguments]
+        return [*local, "--slurm-init-seconds-before-status-checks", "3", "--", *arguments]
 
     def jobs_of_passes(self) -> list[str]:
         """SLURM's own records of the jobs it ran for the rule extract_pass."""
