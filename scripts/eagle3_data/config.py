@@ -161,6 +161,9 @@ class Compatibility(Section):
         description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right.",
     )
     allow: tuple[str, ...] = Field((), description="Ids of findings accepted knowingly; they stay in the report.")
+    device_memory_gib: float | None = Field(
+        None, gt=0, description="Memory of one device, to check that its share of the weights fits; by default that of this machine's GPUs, if it has any."
+    )
 
     @field_validator("canary", mode="before")
     @classmethod

@@ -51,13 +51,20 @@ def check(
     if extraction.engine.startswith(VLLM_ENGINES):
         tree = installed_tree("vllm")
         findings += versions.check_installed()
-        findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, arithmetic.device_memory())
+        findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, device_bytes(compatibility))
         findings += check_vllm(tree, target, layers, extraction, workload.longest) if tree else []
         subject |= {"vLLM": tree.version if tree else "not installed"}
     else:
         findings += arithmetic.check_layers(layers, target.num_hidden_layers, "extraction.layers")
     findings += check_tokenizer(target, target_section)
     return Findings(in_order(accept(findings, compatibility.allow)), subject, time.monotonic() - started)
+
+
+def device_bytes(compatibility: Compatibility) -> int | None:
+    """Memory of one device as configured, else of this machine's smallest; None where neither is known."""
+    if compatibility.device_memory_gib is not None:
+        return int(compatibility.device_memory_gib * (1 << 30))
+    return arithmetic.device_memory()
 
 
 def check_vllm(tree: SourceTree, target: TargetDescription, layers: tuple[int, ...], extraction: Extraction, longest: int) -> list[Finding]:
