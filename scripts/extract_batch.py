@@ -3,6 +3,7 @@
 so that a thousand gates cost seconds."""
 
 import argparse
+from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.errors import InputError, SampleError, headline, render_failure
@@ -33,7 +34,7 @@ def main() -> None:
     write_json(arguments.output, {"batch": arguments.batch, "fingerprint": arguments.fingerprint, "ledger": arguments.ledger, "samples": outcome["samples"]})
 
 
-def explain(batch: str, ledger: dict, outcome: dict) -> None:
+def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any]) -> None:
     """Say why the batch is incomplete: each failed sample, then what kept the rest from being reached."""
     if outcome["failed"]:
         cli.say(f"batch {batch}: {len(outcome['failed'])} of {outcome['samples']} samples failed; engine output: {ledger['engine_log']}")

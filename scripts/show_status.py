@@ -4,6 +4,7 @@
 import argparse
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.extraction.paths import ExtractionPaths
@@ -57,7 +58,7 @@ def causes_of_last_pass(paths: ExtractionPaths) -> Counter[str]:
     return causes
 
 
-def headline(failure: dict) -> str:
+def headline(failure: dict[str, Any]) -> str:
     causes = failure.get("causes") or ()
     return f"{failure['class']}: {failure['message']}" + (f" (caused by {causes[0]})" if causes else "")
 

@@ -10,13 +10,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from eagle3_data.errors import SampleError
 
-BITS = {"BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
+BITS: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
+TOKEN_IDS: np.dtype[Any] = np.dtype("<i8")
 INFINITY = {"BF16": 0x7F80, "F32": 0x7F800000}
 """Bits of +inf; larger ones, sign removed, are NaN."""
 SIGNLESS = {"BF16": 0x7FFF, "F32": 0x7FFFFFFF}
@@ -55,14 +57,14 @@ def open_states(path: Path) -> States:
         return States(
             states["dtype"],
             _tensor(raw, 8 + length, states, BITS[states["dtype"]]),
-            _tensor(raw, 8 + length, ids, np.dtype("<i8")),
+            _tensor(raw, 8 + length, ids, TOKEN_IDS),
             header.get("__metadata__", {}),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SampleError(f"{path} is not a whole file of hidden states") from error
 
 
-def _tensor(raw: np.ndarray, base: int, entry: dict, dtype: np.dtype) -> np.ndarray:  # type: ignore[type-arg]
+def _tensor(raw: np.ndarray, base: int, entry: dict[str, Any], dtype: np.dtype[Any]) -> np.ndarray:
     start, end = entry["data_offsets"]
     if base + end > raw.size:
         raise ValueError(f"data up to byte {base + end} in a file of {raw.size}: truncated")
@@ -73,7 +75,7 @@ def file_checksum(path: Path) -> str:
     """xxh3-128 of a file's bytes, 32 hex digits."""
     if path.stat().st_size == 0:
         return xxhash.xxh3_128_hexdigest(b"")
-    return xxhash.xxh3_128_hexdigest(memoryview(np.memmap(path, dtype=np.uint8, mode="r")))
+    return xxhash.xxh3_128_hexdigest(np.memmap(path, dtype=np.uint8, mode="r").data)
 
 
 def structure_problems(states: States, token_ids: Sequence[int], layers: int, hidden_size: int, dtype: str) -> list[tuple[str, str]]:

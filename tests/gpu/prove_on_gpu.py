@@ -57,7 +57,8 @@ class Prover:
         started = time.monotonic()
         log = self.logs / f"{name}.log"
         with open(log, "w") as stderr:
-            code = subprocess.run([sys.executable, str(ROOT / f"scripts/{name}.py"), *map(str, arguments)], cwd=self.work, stderr=stderr, check=False).returncode
+            command = [sys.executable, str(ROOT / f"scripts/{name}.py"), *map(str, arguments)]
+            code = subprocess.run(command, cwd=self.work, stderr=stderr, check=False).returncode
         if code != 0:
             engine_log = self.logs / "engine.log"
             tail = engine_log.read_text(errors="replace")[-6000:] if engine_log.exists() else ""

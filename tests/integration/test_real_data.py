@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+
 from integration.fixtures import SHARED_DATA, demo_config
 from integration.workflow import Workflow
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -77,7 +78,7 @@ class ReferenceModel:
 
 
 def _decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
-    wanted = model.config.num_hidden_layers
+    wanted: Any = getattr(model.config, "num_hidden_layers", None)
     found = [module for name, module in model.named_modules() if name.endswith("layers") and isinstance(module, torch.nn.ModuleList) and len(module) == wanted]
     if len(found) != 1:
         raise EngineError(f"{type(model).__name__} has {len(found)} lists of {wanted} decoder layers; the transformers engine needs exactly one")

@@ -37,7 +37,7 @@ class EngineProcess:
 
     def receive(self, timeout_s: float) -> Word | None:
         """The engine's next word; None if it says nothing for `timeout_s` seconds. A dead engine says Fatal."""
-        ready = wait([self._channel, self._exited], timeout_s)
+        ready = wait([self._channel, self._exited.fileno()], timeout_s)
         if self._channel in ready:
             with contextlib.suppress(EOFError, OSError):
                 word: Word = self._channel.recv()
