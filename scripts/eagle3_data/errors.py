@@ -75,10 +75,12 @@ def describe_situation(kind: type[Eagle3DataError], message: str, *, traceback: 
 
 
 def render_failure(failure: dict[str, Any]) -> str:
-    """A failure description as text: headline, causes, notes, then the traceback."""
+    """A failure description as text: headline, causes, notes, the remedy where one is known, then the traceback."""
     lines = [f"{failure['class']}: {failure['message']}"]
     lines += [f"  caused by {cause}" for cause in failure.get("causes", ())]
     lines += [f"  note: {note}" for note in failure.get("notes", ())]
+    if failure.get("remedy"):
+        lines.append(f"  to do: {failure['remedy']}")
     if failure.get("traceback"):
         lines += ["", failure["traceback"].rstrip()]
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import EngineError, describe_situation
+from eagle3_data.extraction.engine_log import with_root_cause
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.head import read_head
 from eagle3_data.states import number_problems, open_states, structure_problems
@@ -145,8 +146,9 @@ def _failed(name: str, title: str, word: Any, log: Path) -> Finding:
     failure = (
         word.failure if isinstance(word, Fatal | Rejected) else describe_situation(EngineError, f"no answer within {ANSWER_TIMEOUT_S:.0f} s; got {word!r}")
     )
+    failure = with_root_cause(failure, log)
     causes = "".join(f"; caused by {cause}" for cause in failure["causes"])
-    return _finding(name, f"{title}: {failure['class']}: {failure['message']}{causes}", f"see the engine's output in {log}")
+    return _finding(name, f"{title}: {failure['class']}: {failure['message']}{causes}", failure.get("remedy") or f"see the engine's output in {log}")
 
 
 def _finding(name: str, title: str, remedy: str) -> Finding:

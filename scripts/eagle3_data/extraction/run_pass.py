@@ -27,6 +27,7 @@ from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
 from eagle3_data.extraction.committer import Committer, Expected
+from eagle3_data.extraction.engine_log import with_root_cause
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.extraction.flight import Flight
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
@@ -230,8 +231,8 @@ class PassRun:
                 say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
                 return True
             if isinstance(word, Fatal):
-                self._failure = word.failure
-                say(f"the engine did not start: {word.failure['class']}: {word.failure['message']}")
+                self._failure = with_root_cause(word.failure, self._job.engine_log)
+                say(f"the engine did not start\n{render_failure(self._failure)}")
                 return False
         return False
 
@@ -250,8 +251,8 @@ class PassRun:
                 if isinstance(word, Extracted | Rejected):
                     flight.arrive(word)
                 elif isinstance(word, Fatal):
-                    self._failure = word.failure
-                    say(f"the engine died: {word.failure['class']}: {word.failure['message']}")
+                    self._failure = with_root_cause(word.failure, self._job.engine_log)
+                    say(f"the engine died\n{render_failure(self._failure)}")
                     break
                 flight.book()
             self._engine_gone.set()
