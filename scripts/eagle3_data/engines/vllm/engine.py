@@ -54,10 +54,19 @@ def _result(output: Any) -> Extracted:
 
 def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
     """The arguments of `vllm.LLM`: the user's engine arguments plus those the workflow owns."""
-    return {
+    config = read_model_config(Path(settings.model_path))
+    text = text_config(config)
+    arguments = {
         "skip_tokenizer_init": True,  # samples are token ids; a tokenizer would only bring remote code and load time
-        **({"language_model_only": True} if _is_multimodal(settings.model_path) else {}),
+        **({"language_model_only": True} if text is not config else {}),
         **settings.arguments,
+    }
+    if current_platform.is_cpu() and "kv_lora_rank" in text:
+        # Without AMX, vLLM's CPU backend turns chunked prefill off for MLA models but still schedules only so many tokens
+        # a step: a longer sample would wait forever, without a word (0.32).
+        arguments["max_num_batched_tokens"] = max(arguments.get("max_num_batched_tokens", 0), settings.max_length + 1, 4096)
+    return {
+        **arguments,
         "model": settings.model_path,
         "dtype": settings.dtype,
         "tensor_parallel_size": settings.tensor_parallel,
@@ -80,11 +89,6 @@ def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
             },
         },
     }
-
-
-def _is_multimodal(model_path: str) -> bool:
-    config = read_model_config(Path(model_path))
-    return text_config(config) is not config
 
 
 def _prepare_environment(settings: EngineSettings) -> None:
