@@ -31,7 +31,7 @@ LLAMA = {
     "hidden_size": 64,
     "vocab_size": 2048,
     "num_attention_heads": 4,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
 }
 KIMI = {
     "architectures": ["KimiK25ForConditionalGeneration"],
@@ -245,6 +245,12 @@ def test_findings_accepted_in_the_configuration_stay_in_the_report_and_let_the_r
     assert error is None
     assert [(f["id"], f["accepted"]) for f in read_json(tmp_path / "report.json")["findings"] if f["level"] == "fail"] == [("heads-do-not-divide", True)]
     assert not (tmp_path / "report.failed.json").exists(), "the report of the failed attempt is out of date"
+
+
+def test_the_engine_must_have_room_for_the_longest_sample_and_one_token_more(tmp_path, target, capsys):
+    assert judge(tmp_path, capsys, tokenization={"max_length": 8191})[0] is None
+    error, _ = judge(tmp_path, capsys, tokenization={"max_length": 8192})
+    assert "too-long" in str(error)
 
 
 def test_an_engine_that_is_not_vllm_is_not_judged_by_vllm(tmp_path, target, capsys):

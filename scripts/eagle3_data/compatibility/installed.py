@@ -46,12 +46,12 @@ def check(
     workload = arithmetic.Workload(batches["tokens"], batches["samples"], batches["longest"], layers, target.hidden_size, extraction.dtype)
     subject = describe(target, workload, extraction)
     findings = check_remote_code(target, target_section)
-    findings += arithmetic.check_length(min(workload.longest, tokenization.max_length), target.max_position_embeddings)
     findings += arithmetic.check_disk(workload, extraction.store)
     if extraction.engine.startswith(VLLM_ENGINES):
         tree = installed_tree("vllm")
         findings += versions.check_installed()
         findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, device_bytes(compatibility))
+        findings += arithmetic.check_length(tokenization.max_length + 1, arithmetic.positions_of(read_model_config(Path(target.path))))
         findings += check_vllm(tree, target, layers, extraction, workload.longest) if tree else []
         subject |= {"vLLM": tree.version if tree else "not installed"}
     else:
