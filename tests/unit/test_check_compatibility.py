@@ -13,6 +13,7 @@ from compatibility_trees import pack, write_tree
 from eagle3_data.compatibility import history
 from eagle3_data.compatibility.client import open_client
 from eagle3_data.compatibility.installed import check_vllm, own_clients
+from eagle3_data.compatibility.remote_code import check_remote_code
 from eagle3_data.compatibility.source_tree import installed_tree
 from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.tokenizer import check_tokenizer
@@ -284,6 +285,27 @@ def test_no_template_a_template_that_fails_and_one_that_drops_text(tmp_path):
         (tmp_path / name).mkdir()
         size = len(save_tokenizer(tmp_path / name, template))
         assert tokenizer_ids(tmp_path / name, size, has_template=template is not None) == [expected]
+
+
+def test_a_tokenizer_that_is_code_of_the_checkpoint_needs_leave(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}))
+    (tmp_path / "own.py").write_text("class OwnTokenizer: ...\n")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "nobodys", "auto_map": {"AutoConfig": "own.OwnConfig"}}))
+    assert tokenizer_ids(tmp_path, 100) == [("remote-code-needed", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "needs", "trusted", "expected"),
+    [
+        ("deepseek_v3", True, False, []),  # its checkpoints bring code that transformers no longer needs
+        ("kimi_k2", True, False, []),  # known to vLLM, not to transformers
+        ("nobodys", True, False, ["remote-code-needed"]),
+        ("nobodys", True, True, []),
+        ("nobodys", False, False, []),
+    ],
+)
+def test_a_checkpoints_code_needs_leave_only_where_nobody_else_knows_its_model_type(model_type, needs, trusted, expected):
+    assert [finding.id for finding in check_remote_code("here", model_type, needs, trusted)] == expected
 
 
 def test_a_directory_without_a_tokenizer_is_told(tmp_path):
