@@ -160,7 +160,7 @@ def test_the_view_shows_conversations_escaped(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ('{"messages": [', r"talks\.jsonl, line 3: not valid JSON \(column 15"),
+        ('{"messages": [', r"talks\.jsonl, line 3: not valid JSON \(character 16"),
         (
             {"messages": [{"role": "wizard", "content": "secret"}]},
             r"talks\.jsonl, line 3: turn 0 has the unknown role 'wizard'; map it in the source's `roles`",
