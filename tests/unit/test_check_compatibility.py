@@ -13,6 +13,7 @@ from compatibility_trees import pack, write_tree
 from eagle3_data.compatibility import history
 from eagle3_data.compatibility.client import open_client
 from eagle3_data.compatibility.installed import check_vllm, own_clients
+from eagle3_data.compatibility.remote_code import check_remote_code
 from eagle3_data.compatibility.source_tree import installed_tree
 from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.tokenizer import check_tokenizer
@@ -31,7 +32,7 @@ LLAMA = {
     "hidden_size": 64,
     "vocab_size": 2048,
     "num_attention_heads": 4,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
 }
 KIMI = {
     "architectures": ["KimiK25ForConditionalGeneration"],
@@ -247,6 +248,12 @@ def test_findings_accepted_in_the_configuration_stay_in_the_report_and_let_the_r
     assert not (tmp_path / "report.failed.json").exists(), "the report of the failed attempt is out of date"
 
 
+def test_the_engine_must_have_room_for_the_longest_sample_and_one_token_more(tmp_path, target, capsys):
+    assert judge(tmp_path, capsys, tokenization={"max_length": 8191})[0] is None
+    error, _ = judge(tmp_path, capsys, tokenization={"max_length": 8192})
+    assert "too-long" in str(error)
+
+
 def test_an_engine_that_is_not_vllm_is_not_judged_by_vllm(tmp_path, target, capsys):
     engine = "eagle3_data.engines.transformers:TransformersEngine"
     assert judge(tmp_path, capsys, extraction={"engine": engine, "tensor_parallel": 3})[0] is None
@@ -278,6 +285,27 @@ def test_no_template_a_template_that_fails_and_one_that_drops_text(tmp_path):
         (tmp_path / name).mkdir()
         size = len(save_tokenizer(tmp_path / name, template))
         assert tokenizer_ids(tmp_path / name, size, has_template=template is not None) == [expected]
+
+
+def test_a_tokenizer_that_is_code_of_the_checkpoint_needs_leave(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}))
+    (tmp_path / "own.py").write_text("class OwnTokenizer: ...\n")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "nobodys", "auto_map": {"AutoConfig": "own.OwnConfig"}}))
+    assert tokenizer_ids(tmp_path, 100) == [("remote-code-needed", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "needs", "trusted", "expected"),
+    [
+        ("deepseek_v3", True, False, []),  # its checkpoints bring code that transformers no longer needs
+        ("kimi_k2", True, False, []),  # known to vLLM, not to transformers
+        ("nobodys", True, False, ["remote-code-needed"]),
+        ("nobodys", True, True, []),
+        ("nobodys", False, False, []),
+    ],
+)
+def test_a_checkpoints_code_needs_leave_only_where_nobody_else_knows_its_model_type(model_type, needs, trusted, expected):
+    assert [finding.id for finding in check_remote_code("here", model_type, needs, trusted)] == expected
 
 
 def test_a_directory_without_a_tokenizer_is_told(tmp_path):

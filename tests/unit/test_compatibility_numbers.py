@@ -38,10 +38,26 @@ def test_layer_ids_are_judged_with_a_remedy(layers, expected):
     assert all(finding.remedy and finding.level == "fail" for finding in findings)
 
 
-def test_a_sample_must_fit_the_models_positions():
+def test_a_sample_and_its_generated_token_must_fit_the_models_positions():
     assert ids(arithmetic.check_length(2048, 2048)) == []
-    assert ids(arithmetic.check_length(2049, 2048)) == [("too-long", "fail")]
+    (finding,) = arithmetic.check_length(2049, 2048)
+    assert (finding.id, finding.level, finding.remedy) == ("too-long", "fail", "set tokenization.max_length to at most 2047")
     assert ids(arithmetic.check_length(2049, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": 40960, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"max_position_embeddings": 163840, "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}}, 163840),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4096),
+        ({}, 0),
+    ],
+)
+def test_rotary_scaling_may_stretch_the_positions(config, positions):
+    assert arithmetic.positions_of(config) == positions
 
 
 def test_heads_and_experts_must_split_over_the_devices():

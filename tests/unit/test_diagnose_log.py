@@ -22,6 +22,7 @@ EXPECTED = {
     "layer_given_twice": ("layer-not-captured", "The expanded size of the tensor (4) must match the existing size (3)"),
     "layer_zero_of_deepseek": ("layer-zero", "unsupported operand type(s) for +: 'Tensor' and 'NoneType'"),
     "longer_than_the_model": ("too-long", "max_model_len (4096) is greater than"),
+    "model_that_captures_nothing": ("layer-not-captured", "too many values to unpack (expected 2)"),
     "model_without_eagle3": ("not-eagle3", "Model does not support EAGLE3 interface"),
     "no_main_guard": ("no-main-guard", "An attempt has been made to start a new process"),
     "no_room_for_the_cache": ("cache-too-small", "max seq len (9000000)"),

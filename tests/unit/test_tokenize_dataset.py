@@ -1,72 +1,245 @@
-"""scripts/tokenize_dataset.py as a rule runs it: files in, files out, exit codes."""
+"""scripts/tokenize_dataset.py and what it calls: files in, files out, all or none."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from eagle3_data.config import Data, Target, Tokenization
+from eagle3_data.errors import InputError
+from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.records import read_json, write_json
-from eagle3_data.target import TargetDescription
-from tiny_tokenizer import save_tokenizer
+from eagle3_data.tokenization.dataset import FILES, Request, tokenize_dataset
+from tiny_tokenizer import Tiny, describe, save_tokenizer, talk, tiny_directory
 
 ROOT = Path(__file__).parents[2]
-CHATML = (ROOT / "tests/data/templates/chatml.jinja").read_text(encoding="utf-8")
 
 
-def turns(*texts: str) -> list[dict[str, str]]:
-    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("target")
-    tokenizer = save_tokenizer(directory, CHATML)
-    description = TargetDescription(
-        str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 4, 64, len(tokenizer), 4096, "none", 1, True, False, "0" * 32
-    )
-    write_json(directory / "target.json", description.as_record())
-    return directory
-
-
-def tokenize(target: Path, source: Path, output: Path, **settings: object) -> subprocess.CompletedProcess[str]:
-    config = {"data": {"sources": [{"path": str(source)}]}, "tokenization": settings, "target": {"path": str(target)}}
-    command = [sys.executable, str(ROOT / "scripts/tokenize_dataset.py"), "--config", json.dumps(config)]
-    command += ["--target", str(target / "target.json"), "--output-dir", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def write_lines(path: Path, *lines: object) -> Path:
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines), encoding="utf-8")
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def test_writes_samples_batches_ledger_frequencies_and_view(target: Path, tmp_path: Path) -> None:
-    rows = [{"messages": turns("Hi", f"Answer {n}")} for n in (1, 2, 3, 3)] + [{"messages": []}]
-    result = tokenize(target, write_lines(tmp_path / "talks.jsonl", *rows), tmp_path / "tokens", batch_tokens=60)
-    assert result.returncode == 0, result.stderr
-    samples = pq.read_table(tmp_path / "tokens/samples.parquet").to_pylist()
-    assert [sample["sample_id"] for sample in samples] == ["talks:0", "talks:1", "talks:2"]
-    record = read_json(tmp_path / "tokens/batches.json")
-    assert record["rows"] == 5 and record["samples"] == 3
-    assert record["dropped"] == {"duplicate": 1, "empty": 1}
-    assert record["tokens"] == sum(sample["tokens"] for sample in samples)
-    ledger = pq.read_table(tmp_path / "tokens/ledger.parquet").to_pylist()
-    assert [entry["fate"] for entry in ledger] == ["kept", "kept", "kept", "dropped", "dropped"]
-    frequencies = np.load(tmp_path / "tokens/token_frequencies.npy")
-    assert frequencies.sum() == record["trained_tokens"] == sum(sum(sample["loss_mask"]) for sample in samples)
-    assert "talks:0" in (tmp_path / "tokens/samples.html").read_text(encoding="utf-8")
-    assert sorted(path.name for path in (tmp_path / "tokens").iterdir()) == [
-        "batches.json", "ledger.parquet", "samples.html", "samples.parquet", "token_frequencies.npy",
-    ]  # fmt: skip
+def request(*sources, template="chatml", train_ratio=1.0, **settings):
+    directory, size = tiny_directory(template)
+    listed = tuple({"path": str(source)} if isinstance(source, Path) else source for source in sources)
+    return Request(Data(sources=listed, train_ratio=train_ratio), Tokenization(**settings), Target(path=str(directory)), describe(directory, size))
 
 
-def test_names_the_line_of_unreadable_json_and_leaves_nothing(target: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "talks.jsonl", {"messages": turns("Hi", "Ho")}, '{"messages": [')
-    result = tokenize(target, source, tmp_path / "tokens")
-    assert result.returncode == 1
-    assert f"InputError: {source}, line 2: not valid JSON" in result.stderr
+class Result:
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.batches = read_json(directory / "batches.json")
+        self.samples = pq.read_table(directory / "samples.parquet").to_pylist()
+        self.ledger = pq.read_table(directory / "ledger.parquet").to_pylist()
+        self.frequencies = np.load(directory / "token_frequencies.npy")
+        self.view = (directory / "samples.html").read_text(encoding="utf-8")
+
+    def fates(self) -> list[str]:
+        return [entry["reason"] or entry["fate"] for entry in self.ledger]
+
+
+def run(tmp_path, *sources, processes=1, **settings) -> Result:
+    tokenize_dataset(request(*sources, **settings), tmp_path / "tokens", processes)
+    return Result(tmp_path / "tokens")
+
+
+def talks(count, first=0):
+    return [{"id": f"n{number}", "messages": talk(f"Question {number}?", f"Answer {number}.")} for number in range(first, first + count)]
+
+
+def test_the_five_files_agree_with_each_other(tmp_path):
+    rows = [*talks(3), talks(1)[0], {"messages": []}]
+    result = run(tmp_path, lines(tmp_path / "talks.jsonl", *rows), batch_tokens=70)
+    assert sorted(path.name for path in result.directory.iterdir()) == sorted(FILES)
+    assert [sample["sample_id"] for sample in result.samples] == ["talks:0", "talks:1", "talks:2"]
+    assert [sample["key"] for sample in result.samples] == [sample_key(sample["input_ids"]) for sample in result.samples]
+    assert [len(sample["input_ids"]) for sample in result.samples] == [sample["tokens"] for sample in result.samples]
+    assert result.fates() == ["kept", "kept", "kept", "duplicate", "empty"]
+    assert [entry["sample_ids"] for entry in result.ledger] == [["talks:0"], ["talks:1"], ["talks:2"], [], []]
+    assert [entry["file_id"] for entry in result.ledger] == ["n0", "n1", "n2", "n0", ""]
+    assert result.batches["dropped"] == {"duplicate": 1, "empty": 1}
+    assert (result.batches["rows"], result.batches["samples"]) == (5, 3)
+    assert result.batches["tokens"] == sum(sample["tokens"] for sample in result.samples)
+    trained = Counter(token for sample in result.samples for token, flag in zip(sample["input_ids"], sample["loss_mask"], strict=True) if flag)
+    assert {int(token): int(result.frequencies[token]) for token in np.flatnonzero(result.frequencies)} == trained
+    assert result.batches["trained_tokens"] == trained.total()
+    first = result.batches["batches"]["00000"]
+    assert first["fingerprint"] == hash_json([[sample["sample_id"], sample["key"]] for sample in result.samples[: first["samples"]]])
+
+
+def test_the_same_input_gives_the_same_bytes_in_any_number_of_processes(tmp_path):
+    source = lines(tmp_path / "talks.jsonl", *talks(500), *talks(20), {"messages": []})
+    for number, processes in enumerate((1, 1, 3)):
+        tokenize_dataset(request(source, batch_tokens=2000), tmp_path / str(number), processes)
+    for name in FILES:
+        assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+
+
+def test_fates_add_up_over_several_sources(tmp_path):
+    lines(tmp_path / "one.jsonl", *talks(30), "{broken", {"messages": [{"role": "wizard", "content": "?"}]}, {"messages": talk("Hi")})
+    (tmp_path / "two.json").write_text(json.dumps(talks(40, first=20)), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist([{"prompt": f"P{number}", "response": f"R{number}"} for number in range(9)]), tmp_path / "three.parquet")
+    sources = (
+        {"path": str(tmp_path / "one.jsonl")},
+        {"path": str(tmp_path / "two.json"), "limit": 25},
+        {"path": str(tmp_path / "three.parquet"), "weight": 0.5},
+    )
+    result = run(tmp_path, *sources, on_bad_row="drop", max_length=30)
+    assert len(result.ledger) == result.batches["rows"] == 33 + 25 + 9
+    assert Counter(result.fates()) == {"kept": result.batches["samples"], **result.batches["dropped"]}
+    assert result.batches["dropped"] == {"bad-row": 2, "no-assistant-turn": 1, "duplicate": 10, "not-drawn": result.batches["dropped"]["not-drawn"]}
+    assert 0 < result.batches["dropped"]["not-drawn"] < 9
+    assert [entry["detail"] for entry in result.ledger if entry["reason"] == "bad-row"][1].startswith("turn 0 has the unknown role 'wizard'")
+
+
+def test_a_thousand_formatted_texts_in_a_thousand_out(tmp_path):
+    texts = [{"text": f"<|im_start|>user\nIs {number} odd?<|im_end|>\n<|im_start|>assistant\n{bool(number % 2)}<|im_end|>\n"} for number in range(1000)]
+    result = run(tmp_path, lines(tmp_path / "texts.jsonl", *texts), processes=2)
+    assert len(result.samples) == 1000
+    decode = Tiny("chatml").tokenizer.backend.decode
+    assert [decode(sample["input_ids"]) for sample in result.samples] == ["<|begin|>" + text["text"] for text in texts]
+    plain = run(tmp_path, {"path": str(lines(tmp_path / "plain.jsonl", *({"text": f"Line {number}"} for number in range(1000)))), "trained": "all"})
+    assert len(plain.samples) == 1000
+
+
+@pytest.mark.parametrize("train_on", ["all", "each"])
+def test_the_trainer_cuts_between_train_and_validation(tmp_path, train_on):
+    rows = [{"messages": talk(*(f"{number}.{turn}" for turn in range(2 + 2 * (number % 3))))} for number in range(100)]
+    result = run(tmp_path, lines(tmp_path / "talks.jsonl", *rows), train_ratio=0.9, train_on=train_on)
+    cut = int(len(result.samples) * 0.9)
+    assert [sample["split"] for sample in result.samples] == ["train"] * cut + ["validation"] * (len(result.samples) - cut)
+    assert result.batches["split"] == {"train": cut, "validation": len(result.samples) - cut, "train_data_ratio": 0.9}
+    sides = [{sample["conversation_id"] for sample in part} for part in (result.samples[:cut], result.samples[cut:])]
+    assert sides[0].isdisjoint(sides[1])
+    assert len(result.samples) == (100 if train_on == "all" else 199)
+    if train_on == "each":
+        assert [sample["sample_id"] for sample in result.samples if sample["conversation_id"] == "talks:2"] == ["talks:2:1", "talks:2:3", "talks:2:5"]
+
+
+def test_added_rows_leave_keys_and_full_batches_as_they_were(tmp_path):
+    before = run(tmp_path / "a", lines(tmp_path / "talks.jsonl", *talks(50)), batch_tokens=200)
+    after = run(tmp_path / "b", lines(tmp_path / "talks.jsonl", *talks(60)), batch_tokens=200)
+    assert after.samples[:50] == before.samples
+    full = list(before.batches["batches"].items())[:-1]
+    assert list(after.batches["batches"].items())[: len(full)] == full
+
+
+def test_a_number_of_batches_can_be_asked_for(tmp_path):
+    result = run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(50)), batches=7)
+    assert [batch["row_group"] for batch in result.batches["batches"].values()] == list(range(7))
+    assert [sample["sample_id"] for sample in result.samples] == [f"talks:{number}" for number in range(50)]
+
+
+def test_near_duplicates_are_dropped_on_demand(tmp_path):
+    story = " ".join(f"word{number}" for number in range(200))
+    source = lines(tmp_path / "talks.jsonl", *({"messages": talk("Tell!", text)} for text in (story, story + " end", "Another one altogether.")))
+    assert run(tmp_path / "a", source).fates() == ["kept", "kept", "kept"]
+    assert run(tmp_path / "b", source, near_duplicates=0.8).fates() == ["kept", "near-duplicate", "kept"]
+
+
+def test_the_view_shows_conversations_escaped(tmp_path):
+    hostile = "<script>alert('日本 😀')</script>"
+    result = run(tmp_path, lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))
+    assert "<script" not in result.view
+    assert "&lt;script&gt;alert(&#39;日本 😀&#39;)&lt;/script&gt;" in result.view  # the question, untrained, in one piece
+    assert "<mark>😀</mark>" in result.view  # four tokens that make one character
+    assert "talks:0" in result.view
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"messages": [', r"talks\.jsonl, line 3: not valid JSON \(character 16"),
+        (
+            {"messages": [{"role": "wizard", "content": "secret"}]},
+            r"talks\.jsonl, line 3: turn 0 has the unknown role 'wizard'; map it in the source's `roles`",
+        ),
+        ({"dialog": []}, r"talks\.jsonl, line 3: there is no field 'messages' .*; the fields are 'dialog'; set the source's `field`"),
+    ],
+)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_row_stops_the_run_and_names_its_place(tmp_path, row, words, processes):
+    source = lines(tmp_path / "talks.jsonl", *talks(2), row, *talks(400))
+    with pytest.raises(InputError, match=words) as caught:
+        run(tmp_path, source, processes=processes)
+    assert "on_bad_row: drop" in str(caught.value)
+    assert "secret" not in str(caught.value)
     assert list((tmp_path / "tokens").iterdir()) == []
+
+
+def test_a_failed_run_leaves_older_files_alone_and_clears_what_a_killed_one_left(tmp_path):
+    source = lines(tmp_path / "talks.jsonl", *talks(2))
+    run(tmp_path, source)
+    before = {path: path.read_bytes() for path in (tmp_path / "tokens").iterdir()}
+    (tmp_path / "tokens" / ".unfinished-x").mkdir()
+    (tmp_path / "tokens" / ".unfinished-x" / "samples.parquet").write_text("half", encoding="utf-8")
+    lines(source, *talks(2), "{")
+    with pytest.raises(InputError):
+        run(tmp_path, source)
+    assert {path: path.read_bytes() for path in (tmp_path / "tokens").iterdir()} == before
+
+
+def test_if_nothing_is_kept_the_reasons_are_counted(tmp_path):
+    source = lines(tmp_path / "talks.jsonl", {"messages": []}, *({"messages": talk("Hi", "x" * 50)} for _ in range(2)))
+    with pytest.raises(InputError) as caught:
+        run(tmp_path, source, max_length=20, too_long="drop")
+    told = str(caught.value)
+    assert "none of the 3 rows is kept:\n  2 x too-long: longer than tokenization.max_length (first talks:1: " in told
+    assert "\n  1 x empty: " in told
+
+
+def test_an_empty_source_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="hold no rows at all"):
+        run(tmp_path, lines(tmp_path / "talks.jsonl"))
+
+
+def test_a_missing_source_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"data\.sources\[0\]: there is no file .*missing\.jsonl"):
+        run(tmp_path, tmp_path / "missing.jsonl")
+
+
+def test_a_missing_chat_template_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no chat template, and conversations need one"):
+        run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(2)), template=None)
+
+
+# The script itself, as a rule runs it
+
+
+def script(tmp_path: Path, target: Path, source: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    config = {"data": {"sources": [{"path": str(source)}]}, "tokenization": {"max_length": 100}, "target": {"path": str(target)}}
+    command = [sys.executable, str(ROOT / "scripts/tokenize_dataset.py"), "--config", json.dumps(config), "--target", str(target / "target.json")]
+    return subprocess.run([*command, "--output-dir", str(tmp_path / "tokens"), *more], capture_output=True, text=True, check=False)
+
+
+def test_the_script_tells_what_it_did(tmp_path):
+    directory, size = tiny_directory("chatml")
+    target = Path(shutil.copytree(directory, tmp_path / "target"))
+    write_json(target / "target.json", describe(target, size).as_record())
+    result = script(tmp_path, target, lines(tmp_path / "talks.jsonl", *talks(300), talks(1)[0]), "--processes", "2")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == ""
+    assert "301 rows: 300 kept, 1 dropped\n  1 x duplicate: the same token ids came before (first talks:300)\n300 samples in 1 batches" in result.stderr
+    assert "301 rows, " in result.stderr and " rows/s, 1 dropped" in result.stderr
+    assert "Question" not in result.stderr
+    assert Result(tmp_path / "tokens").batches["samples"] == 300
+
+
+def test_the_script_explains_a_bad_row_in_one_line_and_fails(tmp_path):
+    save_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    write_json(tmp_path / "target.json", describe(tmp_path, 1000).as_record())
+    result = script(tmp_path, tmp_path, lines(tmp_path / "talks.jsonl", *talks(1), "{"))
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert f"InputError: {tmp_path}/talks.jsonl, line 2: not valid JSON" in result.stderr

@@ -49,12 +49,24 @@ def check_layers(layers: Sequence[int], num_hidden_layers: int, client_location:
     ]  # fmt: skip
 
 
-def check_length(longest: int, max_position_embeddings: int) -> list[Finding]:
-    """Whether the longest sample fits the model's positions."""
-    if not max_position_embeddings or longest <= max_position_embeddings:
+def check_length(needed: int, positions: int) -> list[Finding]:
+    """Whether the model has as many positions as the engine will ask for. `positions` 0: the model does not say."""
+    if not positions or needed <= positions:
         return []
-    title = f"the longest sample has {longest} tokens, the model has {max_position_embeddings} positions; vLLM refuses such a max_model_len"
-    return [Finding("too-long", "fail", title, "tokenization.max_length", remedy=f"set tokenization.max_length to at most {max_position_embeddings}")]
+    title = f"the engine needs {needed} positions (samples of up to {needed - 1} tokens and one generated token), the model has {positions}; vLLM refuses that"
+    return [Finding("too-long", "fail", title, "tokenization.max_length", remedy=f"set tokenization.max_length to at most {positions - 1}")]
+
+
+def positions_of(model_config: dict[str, Any]) -> int:
+    """Positions vLLM will grant: those of config.json, or what rotary scaling stretches them to; 0 where none are given.
+
+    The larger is taken: whether `max_position_embeddings` is stretched already differs between models and vLLM versions.
+    """
+    text = text_config(model_config)
+    given = int(text.get("max_position_embeddings") or 0)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings") or given
+    return max(given, int(original * factor)) if isinstance(factor, int | float) else given
 
 
 def check_tensor_parallel(model_config: dict[str, Any], tensor_parallel: int) -> list[Finding]:

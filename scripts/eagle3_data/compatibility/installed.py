@@ -11,6 +11,7 @@ from typing import Any
 from eagle3_data.compatibility import arithmetic, versions
 from eagle3_data.compatibility.client import Client, client_of_tree, open_client
 from eagle3_data.compatibility.findings import Finding, Findings, accept, in_order
+from eagle3_data.compatibility.remote_code import check_remote_code
 from eagle3_data.compatibility.source_tree import SourceTree, installed_tree
 from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.symbols import Symbols
@@ -45,13 +46,13 @@ def check(
     layers = requested_layers(extraction, target.num_hidden_layers)
     workload = arithmetic.Workload(batches["tokens"], batches["samples"], batches["longest"], layers, target.hidden_size, extraction.dtype)
     subject = describe(target, workload, extraction)
-    findings = check_remote_code(target, target_section)
-    findings += arithmetic.check_length(min(workload.longest, tokenization.max_length), target.max_position_embeddings)
+    findings = check_remote_code(target.path, target.model_type, target.needs_remote_code, target_section.trust_remote_code)
     findings += arithmetic.check_disk(workload, extraction.store)
     if extraction.engine.startswith(VLLM_ENGINES):
         tree = installed_tree("vllm")
         findings += versions.check_installed()
         findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, device_bytes(compatibility))
+        findings += arithmetic.check_length(tokenization.max_length + 1, arithmetic.positions_of(read_model_config(Path(target.path))))
         findings += check_vllm(tree, target, layers, extraction, workload.longest) if tree else []
         subject |= {"vLLM": tree.version if tree else "not installed"}
     else:
@@ -89,14 +90,6 @@ def other_clients() -> tuple[Client, ...]:
 
 def _warned(finding: Finding) -> Finding:
     return replace(finding, level="warn") if finding.level == "fail" else finding
-
-
-def check_remote_code(target: TargetDescription, section: TargetSection) -> list[Finding]:
-    if not target.needs_remote_code or section.trust_remote_code:
-        return []
-    title = f"the checkpoint in {target.path} brings its own Python code (auto_map in config.json), and target.trust_remote_code is false"
-    remedy = "read that code; if you trust it, set target.trust_remote_code: true"
-    return [Finding("remote-code-needed", "fail", title, "target.trust_remote_code", remedy=remedy)]
 
 
 def check_tokenizer(target: TargetDescription, section: TargetSection) -> list[Finding]:

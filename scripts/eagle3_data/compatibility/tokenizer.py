@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3_data.compatibility.findings import Finding
-from eagle3_data.errors import headline
+from eagle3_data.compatibility.remote_code import REMEDY
+from eagle3_data.errors import headline, message_of
 
 CONVERSATION = [
     {"role": "user", "content": "Wie spät ist es? 你好 🙂"},
@@ -24,10 +25,17 @@ def check_tokenizer(target: str, vocab_size: int, has_chat_template: bool, trust
     try:
         tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's loader raises is the finding
-        title = f"the tokenizer does not load: {headline(error)}"
-        remedy = "see that the checkpoint's tokenizer files are whole and fit the installed transformers"
-        return [Finding("tokenizer-unusable", "fail", title, target, remedy=remedy)]
+        return [_unusable(target, error)]
     return [*_ids_below(tokenizer, vocab_size, target), *_round_trips(tokenizer, target), *_template(tokenizer, vocab_size, has_chat_template, target)]
+
+
+def _unusable(target: str, error: Exception) -> Finding:
+    if "trust_remote_code" in message_of(error):
+        title = f"the tokenizer in {target} is Python code of its own; target.trust_remote_code is false"
+        return Finding("remote-code-needed", "fail", title, "target.trust_remote_code", remedy=REMEDY)
+    title = f"the tokenizer does not load: {headline(error)}"
+    remedy = "see that the checkpoint's tokenizer files are whole and fit the installed transformers"
+    return Finding("tokenizer-unusable", "fail", title, target, remedy=remedy)
 
 
 def _ids_below(tokenizer: Any, vocab_size: int, target: str) -> list[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """`pattern` is searched in `Type: message`, and in single lines of the log where `in_lines` is set."""
+    """`pattern` is searched in `Type: message`, a new line and `by` with the statement that raised, and in single lines of the log where `in_lines` is set."""
 
     id: str
     pattern: re.Pattern[str]
@@ -80,8 +80,9 @@ FAULTS = (
     ),
     _fault(
         "layer-not-captured",
-        r"expanded size of the tensor \(\d+\) must match the existing size \(\d+\) at non-singleton dimension 1",
-        "vLLM captured fewer layers than were asked for: an id is given twice, or the model's forward never captures it",
+        r"expanded size of the tensor \(\d+\) must match the existing size \(\d+\) at non-singleton dimension 1"
+        r"|values to unpack \(expected 2\)\nby hidden_states, aux_hidden_states = ",
+        "vLLM captured fewer layers than were asked for: an id is given twice, or the model's forward does not capture it",
         "give distinct ids; the compatibility check names one that is never captured, and the vLLM that captures it",
     ),
     _fault(

@@ -66,7 +66,7 @@ def _passes_on(raised: Raised) -> bool:
 
 
 def _of_exception(raised: Raised) -> _Candidate:
-    words = f"{raised.name}: {raised.message}"
+    words = f"{raised.name}: {raised.message}\nby {raised.source}"
     fault = next((fault for fault in FAULTS if fault.pattern.search(words)), None)
     if fault is None and not raised.message:
         fault = BARE_ERROR

@@ -42,7 +42,7 @@ class BatchWriter:
         """How often each token id is trained, int64 [V]."""
 
     def add(self, placed: PlacedSample) -> None:
-        if self._starts_batch(self._pending_tokens, placed.sample.tokens) and self._pending:
+        if self._starts_batch(placed.sample.tokens) and self._pending:
             self._flush()
         self._pending.append(placed)
         self._pending_tokens += placed.sample.tokens

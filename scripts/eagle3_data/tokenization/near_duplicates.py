@@ -12,11 +12,12 @@ from eagle3_data.tokenization.rows import Content, Conversation, FormattedText
 
 PERMUTATIONS = 128
 SHINGLE = 5
+SCHEME = "affine32"
 
 
 def signature_of(content: Content) -> NDArray[np.uint32]:
     """MinHash [128] of a row's word 5-grams. System prompts, which whole data sets share, do not count; nor does case."""
-    minhash = _datasketch().MinHash(num_perm=PERMUTATIONS)
+    minhash = _datasketch().MinHash(num_perm=PERMUTATIONS, scheme=SCHEME)
     minhash.update_batch([" ".join(shingle).encode() for shingle in _shingles(_words(content))])
     return np.asarray(minhash.hashvalues, np.uint32)
 
@@ -32,7 +33,7 @@ class NearDuplicates:
 
     def add(self, signature: NDArray[np.uint32]) -> bool:
         """Take note of a row; False if an earlier one is near enough, and then this one is forgotten."""
-        minhash = _datasketch().MinHash(num_perm=PERMUTATIONS, hashvalues=signature.astype(np.uint64))
+        minhash = _datasketch().MinHash(num_perm=PERMUTATIONS, scheme=SCHEME, hashvalues=signature)
         if any(np.mean(self._signatures[number] == signature) >= self._threshold for number in self._index.query(minhash)):
             return False
         self._index.insert(len(self._signatures), minhash)

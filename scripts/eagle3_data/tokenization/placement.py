@@ -43,24 +43,32 @@ class PlacedSample:
     sample: Sample
 
 
-StartsBatch = Callable[[int, int], bool]
-"""Whether a sample of so many tokens opens a new batch when the current one has so many: (batch_tokens, sample_tokens)."""
+StartsBatch = Callable[[int], bool]
+"""Asked of each sample in order, by its number of tokens: does it open a new batch?"""
 
 
 def full_batches(limit: int) -> StartsBatch:
     """Batches filled in order up to `limit` tokens: appended samples change only the last one."""
-    return lambda batch_tokens, sample_tokens: batch_tokens + sample_tokens > limit
+    filled = 0
+
+    def starts(tokens: int) -> bool:
+        nonlocal filled
+        new = filled + tokens > limit
+        filled = tokens if new else filled + tokens
+        return new
+
+    return starts
 
 
 def equal_batches(number: int, total_tokens: int) -> StartsBatch:
-    """At most `number` batches, as equal as samples in order allow: a new one where the running sum passes a multiple of total/number."""
-    done = 0
+    """At most `number` batches of about the same number of tokens: a sample goes where its middle falls."""
+    current = done = 0
 
-    def starts(batch_tokens: int, sample_tokens: int) -> bool:
-        nonlocal done
-        before, done = done, done + sample_tokens
-        middle, first = before + sample_tokens / 2, before - batch_tokens
-        return int(middle * number / total_tokens) > int((first + 0.5) * number / total_tokens)
+    def starts(tokens: int) -> bool:
+        nonlocal current, done
+        before, current = current, (2 * done + tokens) * number // (2 * total_tokens)
+        done += tokens
+        return current > before
 
     return starts
 

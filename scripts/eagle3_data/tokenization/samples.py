@@ -153,6 +153,6 @@ def _value(row: Row) -> Any:
     except UnicodeDecodeError:
         raise BadRowError("not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise BadRowError(f"not valid JSON (column {error.colno}: {error.msg}); expected one object a line, or one array of objects in the file") from None
+        raise BadRowError(f"not valid JSON (character {error.pos + 1}: {error.msg}); expected one object a line, or one array of objects in the file") from None
     except RecursionError:
         raise BadRowError("nested too deeply") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import signal
 import sys
@@ -27,6 +28,7 @@ _of_this_worker: list[Tokenize] = []
 
 def map_rows(tokenize: Tokenize, rows: Iterable[Row], processes: int) -> Iterator[Outcome]:
     """`tokenize` of each row, in order. Few rows are done in this process, since starting others would cost more."""
+    gc.freeze()  # libraries and tokenizer: not to be searched for garbage again and again, nor copied into the workers by that
     chunks = _chunks(rows)
     first, second = next(chunks, []), next(chunks, [])
     chunks = chain((first, second), chunks)

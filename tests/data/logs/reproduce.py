@@ -128,6 +128,12 @@ def model_without_eagle3(directory: Path) -> None:
     extract(load(directory, write_model(directory / "model", config)))
 
 
+def model_that_captures_nothing(directory: Path) -> None:
+    """MiMo is SupportsEagle3 by inheritance from Qwen2, and its own forward captures nothing."""
+    config = {**LLAMA, "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "use_sliding_window": False, "max_window_layers": 6}
+    extract(load(directory, write_model(directory / "model", config)))
+
+
 def stock_connector_on_cpu(directory: Path) -> None:
     extract(load(directory, write_model(directory / "model", LLAMA), connector=STOCK_CONNECTOR))
 

@@ -1,0 +1,84 @@
+"""Several processes give what one gives."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from eagle3_data.errors import Eagle3DataError, InputError
+from eagle3_data.tokenization.rows import Outcome, Row
+from eagle3_data.tokenization.workers import CHUNK_ROWS, CHUNKS_AHEAD, map_rows
+
+
+def rows(count):
+    return (Row(0, index, f"row {index}", text=f"{index}") for index in range(count))
+
+
+def by_process(row):
+    return Outcome(0, row.index, str(os.getpid()))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_outcomes_come_in_order(processes):
+    outcomes = list(map_rows(by_process, rows(1000), processes))
+    assert [outcome.index for outcome in outcomes] == list(range(1000))
+    assert (str(os.getpid()) in {outcome.file_id for outcome in outcomes}) == (processes == 1)
+
+
+def test_few_rows_start_no_process():
+    assert {outcome.file_id for outcome in map_rows(by_process, rows(CHUNK_ROWS), 4)} == {str(os.getpid())}
+    assert list(map_rows(by_process, rows(0), 4)) == []
+
+
+def test_rows_are_read_only_so_far_ahead():
+    read = 0
+
+    def counted():
+        nonlocal read
+        for row in rows(10**6):
+            read += 1
+            yield row
+
+    outcomes = map_rows(by_process, counted(), 2)
+    next(outcomes)
+    assert read <= (2 * CHUNKS_AHEAD + 3) * CHUNK_ROWS
+    outcomes.close()
+    assert not psutil.Process().children()
+
+
+def test_an_error_of_a_worker_arrives_and_ends_all(tmp_path):
+    def fails(row):
+        if row.index == 300:
+            raise InputError("no chat template")
+        return by_process(row)
+
+    with pytest.raises(InputError, match="no chat template"):
+        list(map_rows(fails, rows(1000), 2))
+    assert not psutil.Process().children()
+
+
+def test_a_killed_worker_is_told():
+    def dies(row):
+        if row.index == 300:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return by_process(row)
+
+    with pytest.raises(Eagle3DataError, match="a tokenizing process was killed, mostly for want of memory"):
+        list(map_rows(dies, rows(1000), 2))
+
+
+def test_workers_die_with_their_parent():
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:  # a process of its own, to be killed
+        outcomes = map_rows(by_process, rows(10**6), 2)
+        os.write(writer, f"{next(outcomes).file_id}\n".encode())
+        time.sleep(60)
+        os._exit(0)
+    worker = psutil.Process(int(os.read(reader, 20)))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    gone, alive = psutil.wait_procs([worker], timeout=10)
+    assert gone and not alive
