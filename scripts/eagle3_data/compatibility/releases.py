@@ -39,9 +39,14 @@ def source_of(place: str) -> Path:
     return fetch(release["name"], release["version"])
 
 
+def kept_at(name: str, version: str) -> Path:
+    """Where the sources of a release are kept."""
+    return cache_directory() / f"{re.sub('[-_.]+', '_', name)}-{version}.zip"
+
+
 def fetch(name: str, version: str) -> Path:
     """A zip of the release's Python files and metadata, downloaded if it is not in the cache. Raises InputError."""
-    kept = cache_directory() / f"{re.sub('[-_.]+', '_', name)}-{version}.zip"
+    kept = kept_at(name, version)
     if kept.exists():
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
