@@ -25,6 +25,11 @@ class SlowTokenizer(PreTrainedTokenizer):
     def vocab_size(self):
         return len(self.names)
 
+    def apply_chat_template(self, conversation, tools=None, **kwargs):
+        """As Kimi K2.5's does: tools are written in a notation of its own, which the template gets as a variable."""
+        notation = "".join(f"type {tool['function']['name']};" for tool in tools or ())
+        return super().apply_chat_template(conversation, tools=tools, tools_notation=notation, **kwargs)
+
     def get_vocab(self):
         return dict(self.ids)
 

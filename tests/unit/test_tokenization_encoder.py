@@ -124,6 +124,14 @@ def test_its_ids_are_those_of_its_own_encoding(slow):
     assert ids_of(Tiny(None, directory=slow).sample({"messages": CONVERSATION})) == expected
 
 
+def test_a_tokenizer_s_own_way_of_rendering_is_used(slow):
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    template = "{{ tools_notation }}" + (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")
+    (slow / "own.jinja").write_text(template, encoding="utf-8")
+    tiny = Tiny(None, directory=slow, chat_template=str(slow / "own.jinja"))
+    assert tiny.shown(*talk("Hi", "Hello"), tools=tools) == ("type weather;<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n")
+
+
 def test_borders_inside_words_are_found_by_decoding(slow):
     backend = Tiny(None, directory=slow).tokenizer.backend
     ids, cuts = backend.encode("HeHello 😀é!", [1, 2, 9, 10])

@@ -6,7 +6,7 @@ generation prompt and the answer, the form of tool calls) is found by rendering 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -32,25 +32,42 @@ class ChatTemplate:
     two are mostly empty.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any], *, today: date, stop_texts: Sequence[str], added_tokens: Sequence[str]) -> None:
-        """`variables` are the tokenizer's special tokens and the user's arguments; `stop_texts` the target's own stop tokens, `added_tokens` all added ones."""
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        *,
+        today: date,
+        stop_texts: Sequence[str],
+        added_tokens: Sequence[str],
+        own_way: Callable[..., str] | None = None,
+    ) -> None:
+        """`variables` are the tokenizer's special tokens and the user's arguments; `stop_texts` the target's own stop tokens, `added_tokens` all added ones.
+
+        `own_way`: the tokenizer's `apply_chat_template`, where its class has one of its own. Kimi K2.5's writes tools in its own
+        notation and hands them to the template.
+        """
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         self.source = source
         self._template = _compile_jinja_template(source)
         self._variables = {**variables, "strftime_now": today.strftime, "documents": None}
+        self._own_way = own_way
         self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
         self.stops = tuple(dict.fromkeys((*stop_texts, *self._closing_tokens(added_tokens))))
         self.header, self.header_rest, self.lead = self._learn_opening()
 
     @property
     def has_generation_tags(self) -> bool:
-        return "endgeneration" in self.source
+        return "endgeneration" in self.source and self._own_way is None
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, *, generation_prompt: bool = False) -> str:
         """The conversation as text. Raises DropError("template-refused") with the template's own message."""
+        variables = {"tools": tools, "add_generation_prompt": generation_prompt, **self._variables}
         try:
-            return str(self._template.render(messages=messages, tools=tools, add_generation_prompt=generation_prompt, **self._variables))
+            if self._own_way:
+                return str(self._own_way(list(messages), chat_template=self.source, tokenize=False, **variables))
+            return str(self._template.render(messages=messages, **variables))
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)) from error
 
@@ -58,10 +75,9 @@ class ChatTemplate:
         """Character spans that the template itself marks with `{% generation %}`, in the text that `render` gives. Raises DropError."""
         from transformers.utils.chat_template_utils import _render_with_assistant_indices
 
-        variables = {"documents": None, **self._variables}
         try:
             spans: list[tuple[int, int]] = _render_with_assistant_indices(
-                compiled_template=self._template, messages=messages, tools=tools, add_generation_prompt=False, **variables
+                compiled_template=self._template, messages=messages, tools=tools, add_generation_prompt=False, **self._variables
             )[1]
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)) from error

@@ -72,6 +72,8 @@ def special_prefix(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatTemplate | None:
+    from transformers import PreTrainedTokenizerBase
+
     source = getattr(tokenizer, "chat_template", None)
     if settings.chat_template:
         try:
@@ -82,9 +84,11 @@ def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatT
         source = source.get("default") or next(iter(source.values()), None)
     if not source:
         return None
+    own_way = type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
     return ChatTemplate(
         source,
-        {**tokenizer.special_tokens_map, **settings.template_arguments},
+        settings.template_arguments if own_way else {**tokenizer.special_tokens_map, **settings.template_arguments},
+        own_way=tokenizer.apply_chat_template if own_way else None,
         today=date.fromisoformat(settings.date),
         stop_texts=[tokenizer.decode([i], skip_special_tokens=False) for i in stops],
         added_tokens=[str(token) for token in tokenizer.get_added_vocab()],
