@@ -23,6 +23,7 @@ from eagle3_data.records import find_json, write_json
 TARGETS = {"tiny-llama": "eagle3_data.demo.tiny_llama", "tiny-kimi": "eagle3_data.demo.tiny_kimi"}
 RECORD = "demo_target.json"
 THREADS = 1
+SAMPLE_TOKENS = 256
 
 
 def build_demo_target(target: str, conversations: str | Path, output: str | Path, *, seed: int = 0, steps: int | None = None) -> None:
@@ -39,7 +40,7 @@ def build_demo_target(target: str, conversations: str | Path, output: str | Path
         if len(token_ids) <= WINDOW:
             raise InputError(f"{conversations} gives {len(token_ids)} tokens; a demo target needs more than {WINDOW} to train on")
         model = recipe.make_model(tokenizer)
-        make_states_distinct(model)
+        make_states_distinct(model, token_ids[:SAMPLE_TOKENS])
         loss = train(model, token_ids, steps or recipe.steps)
         recipe.save(model, tokenizer, directory)
         write_json(directory / RECORD, {"target": target, "seed": seed, "steps": steps or recipe.steps, "loss_nats": loss, "tokens": len(token_ids)})

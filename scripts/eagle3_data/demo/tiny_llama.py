@@ -21,6 +21,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
         intermediate_size=512,
         num_hidden_layers=8,
         max_position_embeddings=16384,
+        initializer_range=0.06,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -40,7 +41,7 @@ RECIPE = Recipe(
     special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
     eos_token="<|im_end|>",
     pad_token="<|endoftext|>",
-    steps=160,
+    steps=50,
     make_model=make_model,
     save=save,
 )
