@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
+from safetensors.torch import load_file, save_file
 
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
-from eagle3_data.engines.transformers import ReferenceModel
+from eagle3_data.engines.transformers import WRAPPED, ReferenceModel, make_language_model
 from eagle3_data.errors import EngineError, describe_situation
 from eagle3_data.extraction.engine_log import with_root_cause
 from eagle3_data.extraction.engine_process import EngineProcess
@@ -34,6 +34,9 @@ LENGTHS = (1, 7, 63, 64, 65, 300)
 SHARED_PREFIX = 40
 MAX_RELATIVE_ERROR = {"bfloat16": 0.05, "float32": 1e-3}
 """Of a slot's states [T, H] against transformers in float32. A neighbouring layer is off by ten times as much."""
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+WEIGHT_INDEXES = {"model.safetensors.index.json", "config.json"}
+MAX_COPIED_BYTES = 64 << 20
 ANSWER_TIMEOUT_S = 300.0
 
 
@@ -55,28 +58,34 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_canary(target: Path, directory: Path, trust_remote_code: bool) -> None:
-    """Write a random model of the shrunk configuration. Weights keep the residual stream's scale and norms are random, so
-    that each layer, and the state before and after the final norm, are unmistakable."""
+    """Write a random model of the shrunk configuration, inside the target's own multimodal wrapper where it has one. Weights
+    keep the residual stream's scale and norms are random, so that each layer, and the state before and after the final
+    norm, are unmistakable."""
     directory.mkdir(parents=True)
-    config = shrink(read_model_config(target))
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    config = read_model_config(target)
+    wrapper = config if text_config(config) is not config else None
+    for file in target.iterdir():  # tokenizer, image preprocessing, remote code: whatever vLLM wants to read beside the weights
+        if file.is_file() and file.name not in WEIGHT_INDEXES and file.suffix not in WEIGHT_SUFFIXES and file.stat().st_size <= MAX_COPIED_BYTES:
+            shutil.copy(file, directory)
+    shrunk = shrink(config)
+    write_config(directory, shrunk)
     torch.manual_seed(0)
-    hf_config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    model = transformers.AutoModelForCausalLM.from_config(hf_config, trust_remote_code=trust_remote_code, dtype=torch.float32)
+    model = make_language_model(directory, trust_remote_code)
     with torch.no_grad():
-        for tensor in [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if "bias" in name)]:
+        for tensor in [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name.endswith("bias"))]:
             if tensor.ndim > 1:
                 tensor.normal_(std=tensor.shape[-1] ** -0.5)
             else:
                 tensor.uniform_(0.5, 1.5)
     model.to(torch.bfloat16).save_pretrained(directory)
-    written = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    (directory / "config.json").write_text(json.dumps({**config, **written, **_kept(config)}), encoding="utf-8")
+    write_config(directory, {**wrapper, "text_config": shrunk} if wrapper else shrunk)
+    if wrapper:
+        weights = directory / "model.safetensors"
+        save_file({WRAPPED + name: tensor for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
 
 
-def _kept(config: dict[str, Any]) -> dict[str, Any]:
-    """Keys vLLM reads that transformers does not write back."""
-    return {key: config[key] for key in ("topk_method", "scoring_func", "norm_topk_prob", "routed_scaling_factor") if key in config}
+def write_config(directory: Path, config: dict[str, Any]) -> None:
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def prompts(vocab_size: int) -> list[tuple[int, ...]]:
@@ -118,7 +127,7 @@ def run_canary(settings: EngineSettings, work: Path, log: Path) -> list[Finding]
 
 def _canary_arguments(settings: EngineSettings) -> dict[str, Any]:
     small = {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8} if "vllm" in settings.engine else {}
-    return {**{name: value for name, value in settings.arguments.items() if name != "language_model_only"}, **small}
+    return {**settings.arguments, **small}
 
 
 def _extract(settings: EngineSettings, requests: list[Request], log: Path) -> list[Answer] | Finding:

@@ -17,6 +17,9 @@ from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Reques
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.target import read_model_config, text_config, weight_files
 
+WRAPPED = "language_model."
+"""Prefix of the language model's weights in a multimodal wrapper's checkpoint (Kimi-K2.5, LLaVA)."""
+
 
 class TransformersEngine:
     """Computes the states of the target's language model with forward hooks on its decoder layers."""
@@ -50,7 +53,7 @@ class ReferenceModel:
 
     def __init__(self, path: str, dtype: torch.dtype, trust_remote_code: bool = False) -> None:
         with language_model_directory(Path(path)) as directory:
-            self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust_remote_code)
+            self._model: Any = load_language_model(directory, dtype, trust_remote_code)
         self._model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
         self.vocab_size = int(self._model.get_input_embeddings().weight.shape[0])
         self._layers = _decoder_layers(self._model)
@@ -75,6 +78,27 @@ class ReferenceModel:
             for hook in hooks:
                 hook.remove()
         return torch.stack([captured[k] for k in layers], dim=1), int(logits[0, -1].argmax())
+
+
+def language_model_class(directory: Path) -> Any:
+    """The class of transformers for the architecture in config.json: model types it does not know (`kimi_k2`) may still name
+    an architecture it does (`DeepseekV3ForCausalLM`). None: let transformers' auto classes decide."""
+    architectures = read_model_config(directory).get("architectures") or [""]
+    return getattr(transformers, architectures[0], None)
+
+
+def load_language_model(directory: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    if cls := language_model_class(directory):
+        return cls.from_pretrained(directory, config=cls.config_class.from_pretrained(directory), dtype=dtype)
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust_remote_code)
+
+
+def make_language_model(directory: Path, trust_remote_code: bool) -> Any:
+    """The float32 model of a directory's config.json, with fresh weights."""
+    if cls := language_model_class(directory):
+        return cls(cls.config_class.from_pretrained(directory))
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32)
 
 
 def _decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
@@ -102,12 +126,12 @@ def language_model_directory(directory: Path) -> Iterator[Path]:
         (part / "config.json").write_text(json.dumps(text), encoding="utf-8")
         for file in weight_files(directory):
             tensors = load_file(file)
-            inner = {name.removeprefix("language_model."): tensor for name, tensor in tensors.items() if name.startswith("language_model.")}
+            inner = {name.removeprefix(WRAPPED): tensor for name, tensor in tensors.items() if name.startswith(WRAPPED)}
             if inner:
                 save_file(inner, part / file.name, metadata={"format": "pt"})
         index = directory / "model.safetensors.index.json"
         if index.exists():
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            inner_map = {name.removeprefix("language_model."): file for name, file in weight_map.items() if name.startswith("language_model.")}
+            inner_map = {name.removeprefix(WRAPPED): file for name, file in weight_map.items() if name.startswith(WRAPPED)}
             (part / index.name).write_text(json.dumps({"metadata": {}, "weight_map": inner_map}), encoding="utf-8")
         yield part
