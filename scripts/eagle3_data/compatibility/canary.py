@@ -32,8 +32,14 @@ MAX_BATCHED_TOKENS = 128
 LENGTHS = (1, 7, 63, 64, 65, 300)
 """Uneven, around the usual block sizes, and one longer than what the canary's engine computes in one step."""
 SHARED_PREFIX = 40
-MAX_RELATIVE_ERROR = {"bfloat16": 0.05, "float32": 1e-3}
-"""Of a slot's states [T, H] against transformers in float32. A neighbouring layer is off by ten times as much."""
+MAX_MEDIAN_ERROR = {"bfloat16": 0.1, "float32": 1e-3}
+"""Of a layer's states over all tokens, relative to transformers in float32. A neighbouring layer is off by 0.5 and more."""
+WRONG_TOKEN_ERROR = {"bfloat16": 0.4, "float32": 1e-2}
+MAX_WRONG_TOKENS = 0.25
+"""Part of a sample's tokens that may be off so far: in bfloat16 a close decision of a random router flips now and then, for
+single tokens; a lost chunk, another sample or another layer is wrong everywhere."""
+FEW_TOKENS = 4
+"""A shorter sample is not judged by its part of wrong tokens."""
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 WEIGHT_INDEXES = {"model.safetensors.index.json", "config.json"}
 MAX_COPIED_BYTES = 64 << 20
@@ -170,6 +176,7 @@ def check(settings: EngineSettings, answers: list[Answer], hidden_size: int) -> 
     head = read_head(model)
     reference = ReferenceModel(settings.model_path, torch.float32, settings.trust_remote_code)
     findings: list[Finding] = []
+    all_errors: list[torch.Tensor] = []
     remedy = "this vLLM build captures wrong states for this architecture on these devices; use another vLLM version, or the transformers engine"
     for answer in answers:
         ids = answer.request.token_ids
@@ -181,12 +188,19 @@ def check(settings: EngineSettings, answers: list[Answer], hidden_size: int) -> 
             continue
         ours = torch.from_numpy(states.values().copy())
         theirs, _ = reference.states(ids, settings.layers)
+        errors = (ours - theirs).norm(dim=2) / theirs.norm(dim=2)  # [tokens, layers]
+        all_errors.append(errors)
+        wrong = (errors > WRONG_TOKEN_ERROR[settings.dtype]).float().mean(dim=0)
         for slot, layer in enumerate(settings.layers):
-            error = float((ours[:, slot] - theirs[:, slot]).norm() / theirs[:, slot].norm())
-            if error > MAX_RELATIVE_ERROR[settings.dtype]:
+            if len(ids) >= FEW_TOKENS and wrong[slot] > MAX_WRONG_TOKENS:
                 near = min(range(len(settings.layers)), key=lambda k: float((ours[:, slot] - theirs[:, k]).norm()))
-                told = f"; it is nearest to layer {settings.layers[near]}" if near != slot else ""
-                findings.append(_finding("canary-parity", f"{place}, layer {layer}: relative error {error:.3f} against transformers{told}", remedy))
+                told = f"; they are nearest to those after layer {settings.layers[near]}" if near != slot else ""
+                title = f"{place}, layer {layer}: the states of {float(wrong[slot]):.0%} of the tokens are not those of transformers{told}"
+                findings.append(_finding("canary-parity", title, remedy))
         if head.disagreements(ours[-1:, -1], torch.tensor([answer.greedy_token])):
             findings.append(_finding("canary-greedy-token", f"{place}: the last state does not give the engine's greedy token {answer.greedy_token}", remedy))
+    if all_errors:
+        for layer, median in zip(settings.layers, torch.cat(all_errors).median(dim=0).values.tolist(), strict=True):
+            if median > MAX_MEDIAN_ERROR[settings.dtype]:
+                findings.append(_finding("canary-parity", f"layer {layer}: median relative error {median:.3f} against transformers", remedy))
     return findings

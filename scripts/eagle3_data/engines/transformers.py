@@ -87,16 +87,22 @@ def language_model_class(directory: Path) -> Any:
     return getattr(transformers, architectures[0], None)
 
 
+def _config_of(cls: Any, directory: Path) -> Any:
+    config = cls.config_class.from_pretrained(directory)
+    config.model_type = cls.config_class.model_type  # it decides how experts are laid out in the checkpoint
+    return config
+
+
 def load_language_model(directory: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     if cls := language_model_class(directory):
-        return cls.from_pretrained(directory, config=cls.config_class.from_pretrained(directory), dtype=dtype)
+        return cls.from_pretrained(directory, config=_config_of(cls, directory), dtype=dtype)
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def make_language_model(directory: Path, trust_remote_code: bool) -> Any:
     """The float32 model of a directory's config.json, with fresh weights."""
     if cls := language_model_class(directory):
-        return cls(cls.config_class.from_pretrained(directory))
+        return cls(_config_of(cls, directory))
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
     return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32)
 
