@@ -22,15 +22,14 @@ from eagle3_data.records import find_json, write_json
 
 TARGETS = {"tiny-llama": "eagle3_data.demo.tiny_llama", "tiny-kimi": "eagle3_data.demo.tiny_kimi"}
 RECORD = "demo_target.json"
-THREADS = 1
 SAMPLE_TOKENS = 256
 
 
-def build_demo_target(target: str, conversations: str | Path, output: str | Path, *, seed: int = 0, steps: int | None = None) -> None:
+def build_demo_target(target: str, conversations: str | Path, output: str | Path, *, seed: int = 0) -> None:
     """Build demo target `target`, trained on the JSONL file `conversations`, as checkpoint directory `output`.
 
     The directory appears complete or not at all; an earlier build there is replaced. The same seed gives the same
-    weights on the same machine. `steps` overrides the recipe's number of training steps. Raises InputError.
+    weights on the same machine. Raises InputError.
     """
     recipe: Recipe = importlib.import_module(TARGETS[target]).RECIPE
     rows = read_conversations(conversations)
@@ -41,9 +40,9 @@ def build_demo_target(target: str, conversations: str | Path, output: str | Path
             raise InputError(f"{conversations} gives {len(token_ids)} tokens; a demo target needs more than {WINDOW} to train on")
         model = recipe.make_model(tokenizer)
         make_states_distinct(model, token_ids[:SAMPLE_TOKENS])
-        loss = train(model, token_ids, steps or recipe.steps)
+        loss = train(model, token_ids, recipe.steps)
         recipe.save(model, tokenizer, directory)
-        write_json(directory / RECORD, {"target": target, "seed": seed, "steps": steps or recipe.steps, "loss_nats": loss, "tokens": len(token_ids)})
+        write_json(directory / RECORD, {"target": target, "seed": seed, "steps": recipe.steps, "loss_nats": loss, "tokens": len(token_ids)})
 
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:
@@ -87,7 +86,7 @@ def _appearing(output: Path) -> Iterator[Path]:
 def _reproducible(seed: int) -> Iterator[None]:
     """Seed torch and use one thread: the rounding of sums depends on their number, and several are slow on a busy machine. Restores both."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

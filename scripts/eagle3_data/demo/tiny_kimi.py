@@ -106,7 +106,7 @@ RECIPE = Recipe(
     ),
     eos_token="<|im_end|>",
     pad_token="[PAD]",
-    steps=50,
+    steps=40,
     make_model=make_model,
     save=save,
 )  # fmt: skip

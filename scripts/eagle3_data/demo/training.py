@@ -12,6 +12,7 @@ from eagle3_data.cli import say
 
 WINDOW = 64
 WARM_UP_STEPS = 10
+TABLE_STEPS = 150
 REPORT_EVERY = 20
 LAYER_UPDATE = 0.4
 """Norm of what an untrained layer adds to the residual stream, relative to the stream's."""
@@ -63,7 +64,7 @@ def train(model: PreTrainedModel, token_ids: list[int], steps: int) -> float:
         return model(input_ids=batch, labels=batch, use_cache=False).loss
 
     stream = torch.tensor(token_ids)
-    _descend("token tables", bigram_loss, stream, [{"params": tables, "lr": 3e-2}], batch_size=8, steps=150)
+    _descend("token tables", bigram_loss, stream, [{"params": tables, "lr": 3e-2}], batch_size=8, steps=TABLE_STEPS)
     return _descend("whole model", loss, stream, [{"params": tables, "lr": 3e-3}, {"params": layers, "lr": 2e-4}], batch_size=4, steps=steps)
 
 
