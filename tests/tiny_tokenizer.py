@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -130,11 +129,3 @@ def call(name: str, arguments: Any, number: int = 0) -> dict[str, Any]:
 def talk(*texts: str) -> list[dict[str, Any]]:
     """User and assistant in turn."""
     return [turn(("user", "assistant")[number % 2], text) for number, text in enumerate(texts)]
-
-
-def trained_text(tiny: Tiny, sample: Sample) -> str:
-    return tiny.tokenizer.backend.decode([token for token, flag in zip(ids_of(sample), sample.mask, strict=True) if flag])
-
-
-def concatenated(samples: Sequence[Sample]) -> list[int]:
-    return [token for sample in samples for token in ids_of(sample)]

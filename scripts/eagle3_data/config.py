@@ -103,7 +103,7 @@ class Tokenization(Section):
         gt=0,
         le=1,
         description="Drop a conversation whose turns share at least this part of their word 5-grams (estimated Jaccard index) with an earlier one. "
-        "About 2 kB of memory a row.",
+        "About 5 kB of memory a row.",
     )
     train_end_of_turn: bool = Field(True, description="Whether the token that ends an assistant turn is trained.")
     chat_template: str | None = Field(None, description="File with the chat template to use instead of the target's own.")

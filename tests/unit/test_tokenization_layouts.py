@@ -5,6 +5,7 @@ import json
 import pytest
 
 from eagle3_data.config import Source
+from eagle3_data.tokenization.call_style import CallStyle
 from eagle3_data.tokenization.layouts import own_name, read_row
 from eagle3_data.tokenization.rows import BadRowError, Conversation, DropError, FormattedText, TokenizedRow
 from tiny_tokenizer import Tiny, assistant, call, talk, turn, user
@@ -139,3 +140,22 @@ def test_arguments_as_text_and_as_object_in_one_file_give_the_same_sample():
 def test_arguments_that_are_no_object_are_a_fate_where_the_template_needs_one():
     assert Tiny("chatml_tools").fate({"messages": [user("?"), assistant(None, call("f", "not JSON"))]}) == "template-refused"
     assert Tiny("inline_reasoning").fate({"messages": [user("?"), assistant(None, call("f", "not JSON"))]}) == "kept"
+
+
+def strict_about_ids(messages):
+    """A template, as it were, that refuses ids which are not nine letters and digits."""
+    calls = messages[-1]["tool_calls"]
+    return "" if not all(len(call["id"]) == 9 and call["id"].isalnum() for call in calls) else f"{messages[-1]['content']} {json.dumps(calls)}"
+
+
+@pytest.mark.parametrize(
+    ("render", "style"),
+    [
+        (lambda messages: "", CallStyle()),
+        (strict_about_ids, CallStyle(arguments_as_object=True, null_content="", name_in_id=False)),
+        (lambda messages: str(messages[-1]["tool_calls"]), CallStyle(arguments_as_object=False, null_content=None, name_in_id=False)),
+        (lambda messages: messages[-1]["tool_calls"][0]["id"], CallStyle(arguments_as_object=True, null_content=None, name_in_id=True)),
+    ],
+)
+def test_the_style_of_calls_is_learned_from_renderings(render, style):
+    assert CallStyle.learn(render) == style

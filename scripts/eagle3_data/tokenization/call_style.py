@@ -12,8 +12,11 @@ from eagle3_data.tokenization.rows import DropError
 
 Message = dict[str, Any]
 
-ARGUMENT, NAME, IDENTITY = "\ue0f1a\ue0f2", "\ue0f1n\ue0f2", "\ue0f1i\ue0f2"
-"""Stand in for parts of a call whose place in a rendering is looked for. Private-use characters: never part of a template's syntax."""
+ARGUMENT, NAME, IDENTITY = "qArgumentq", "qNameq", "qIdentityq"
+"""Stand in for parts of a call that are looked for in a rendering. Plain letters, which JSON and Python write alike."""
+
+VALID_IDENTITY = "call00001"
+"""Nine letters and digits, as some templates insist on."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,12 @@ class CallStyle:
         """`render` gives the text of a conversation, empty if the template refuses it."""
 
         def rendered(arguments: Any, content: str | None) -> str:
-            calls = [{"id": IDENTITY, "type": "function", "function": {"name": NAME, "arguments": arguments}}]
-            return render([{"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": calls}])
+            function = {"name": NAME, "arguments": arguments}
+            for identity in (IDENTITY, VALID_IDENTITY):
+                calls = [{"id": identity, "type": "function", "function": function}]
+                if text := render([{"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": calls}]):
+                    return text
+            return ""
 
         given, text = {"k": ARGUMENT}, json.dumps({"k": ARGUMENT}, ensure_ascii=False)
         from_object, from_text = rendered(given, ""), rendered(text, "")

@@ -88,8 +88,10 @@ class RowProgress(Progress):
     """Rows a second and drops so far."""
 
     def _rates(self) -> str:
-        elapsed_s = max(time.monotonic() - self._started, 1e-9)
-        return f"{self._done / elapsed_s:,.0f} rows/s, {self._failed} dropped"
+        dropped = f"{self._failed} dropped"
+        if self._bar is not None:
+            return dropped  # the bar has its own rate
+        return f"{self._done / max(time.monotonic() - self._started, 1e-9):,.0f} rows/s, {dropped}"
 
 
 def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
