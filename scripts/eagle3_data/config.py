@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -111,7 +111,7 @@ class Tokenization(Section):
         "2025-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Today, for templates that print it: the same data gives the same tokens on every day."
     )
     template_arguments: dict[str, Any] = Field(default_factory=dict, description="Further variables of the chat template, such as `{enable_thinking: false}`.")
-    reasoning_markers: tuple[tuple[str, str], ...] = Field(
+    reasoning_markers: tuple[tuple[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], ...] = Field(
         (("<think>", "</think>"), ("◁think▷", "◁/think▷")),
         description="Texts around reasoning. A pair with nothing between them is the template's scaffold and not trained.",
     )

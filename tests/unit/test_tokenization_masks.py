@@ -3,7 +3,10 @@
 The texts are written by hand from the templates in tests/data/templates; `show` decodes the sample's own ids and mask.
 """
 
+import shutil
+
 import pytest
+from transformers import AutoTokenizer
 
 from tiny_tokenizer import Tiny, assistant, call, ids_of, talk, tiny_directory, turn, user
 
@@ -32,8 +35,6 @@ def test_every_token_of_a_sample_is_as_expected():
 
 
 def test_the_ids_are_those_of_the_rendered_conversation():
-    from transformers import AutoTokenizer
-
     tiny = Tiny("chatml")
     expected = AutoTokenizer.from_pretrained(tiny_directory("chatml")[0]).apply_chat_template([SYSTEM, *TWO_TURNS], tokenize=True, return_dict=False)
     assert ids_of(tiny.sample({"messages": [SYSTEM, *TWO_TURNS]})) == expected
@@ -168,6 +169,18 @@ def test_a_channel_that_the_assistant_names_is_trained_and_each_turn_s_own_end_t
 
 def test_without_end_tokens_only_the_text_is_trained():
     assert Tiny("plain").shown(*TWO_TURNS) == "### user:\nHi\n\n### assistant:\n⟦Hello!⟧\n\n### user:\nAnd you?\n\n### assistant:\n⟦Fine, thanks.⟧\n\n"
+
+
+def test_the_token_that_opens_the_next_turn_is_no_end_token(tmp_path):
+    assert Tiny("no_end_tokens").shown(*TWO_TURNS) == "<|User|>Hi<|Assistant|>⟦Hello!⟧<|User|>And you?<|Assistant|>⟦Fine, thanks.⟧"
+
+
+def test_the_token_that_opens_the_next_turn_is_an_end_token_if_the_target_says_so(tmp_path):
+    shutil.copytree(tiny_directory("no_end_tokens")[0], tmp_path, dirs_exist_ok=True)
+    stop = AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("<|User|>")
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{stop}]}}', encoding="utf-8")
+    shown = Tiny(None, directory=tmp_path).shown(*TWO_TURNS)  # as GLM-4 has it
+    assert shown == "<|User|>Hi<|Assistant|>⟦Hello!<|User|>⟧And you?<|Assistant|>⟦Fine, thanks.⟧"
 
 
 def test_the_end_token_is_left_out_on_demand():

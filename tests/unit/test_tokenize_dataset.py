@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data.config import Data, Target, Tokenization
-from eagle3_data.errors import InputError
+from eagle3_data.errors import InputError, causes_of
 from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.records import read_json, write_json
 from eagle3_data.tokenization.dataset import FILES, Request, tokenize_dataset
@@ -84,7 +84,7 @@ def test_the_same_input_gives_the_same_bytes_in_any_number_of_processes(tmp_path
 
 
 def test_fates_add_up_over_several_sources(tmp_path):
-    lines(tmp_path / "one.jsonl", *talks(30), "{broken", {"messages": [{"role": "wizard", "content": "?"}]}, {"messages": talk("Hi")})
+    lines(tmp_path / "one.jsonl", *talks(30), "{broken", {"messages": [{"role": "wizard\ud83d", "content": "?"}]}, {"messages": talk("Hi")})
     (tmp_path / "two.json").write_text(json.dumps(talks(40, first=20)), encoding="utf-8")
     pq.write_table(pa.Table.from_pylist([{"prompt": f"P{number}", "response": f"R{number}"} for number in range(9)]), tmp_path / "three.parquet")
     sources = (
@@ -94,10 +94,11 @@ def test_fates_add_up_over_several_sources(tmp_path):
     )
     result = run(tmp_path, *sources, on_bad_row="drop", max_length=30)
     assert len(result.ledger) == result.batches["rows"] == 33 + 25 + 9
+    assert [entry["sample_ids"] == [] for entry in result.ledger] == [fate != "kept" for fate in result.fates()]
     assert Counter(result.fates()) == {"kept": result.batches["samples"], **result.batches["dropped"]}
     assert result.batches["dropped"] == {"bad-row": 2, "no-assistant-turn": 1, "duplicate": 10, "not-drawn": result.batches["dropped"]["not-drawn"]}
     assert 0 < result.batches["dropped"]["not-drawn"] < 9
-    assert [entry["detail"] for entry in result.ledger if entry["reason"] == "bad-row"][1].startswith("turn 0 has the unknown role 'wizard'")
+    assert [entry["detail"] for entry in result.ledger if entry["reason"] == "bad-row"][1].startswith("turn 0 has the unknown role 'wizard")
 
 
 def test_a_thousand_formatted_texts_in_a_thousand_out(tmp_path):
@@ -209,9 +210,11 @@ def test_a_missing_source_is_an_error(tmp_path):
         run(tmp_path, tmp_path / "missing.jsonl")
 
 
-def test_a_missing_chat_template_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="no chat template, and conversations need one"):
-        run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(2)), template=None)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_missing_chat_template_is_an_error(tmp_path, processes):
+    with pytest.raises(InputError, match="no chat template, and conversations need one") as caught:
+        run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(300)), template=None, processes=processes)
+    assert causes_of(caught.value) == []
 
 
 # The script itself, as a rule runs it

@@ -84,4 +84,5 @@ class LedgerWriter:
 
 
 def _told(drop: Drop, reason: str) -> str:
-    return " ".join(filter(None, (drop.suffix, "" if drop.reason == reason else drop.reason, drop.detail)))
+    text = " ".join(filter(None, (drop.suffix, "" if drop.reason == reason else drop.reason, drop.detail)))
+    return text.encode(errors="replace").decode()  # it may repeat a name from the data

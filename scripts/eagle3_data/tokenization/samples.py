@@ -59,6 +59,9 @@ class RowTokenizer:
             return Outcome(row.source, row.index, name, dropped=(Drop("", "bad-row", told),), error=f"{row.place}: {told}")
         except DropError as drop:
             return Outcome(row.source, row.index, name, dropped=(Drop("", drop.reason, drop.detail),))
+        except Exception as error:
+            error.add_note(f"while tokenizing {source.path}, {row.place}")
+            raise
 
     def _samples(self, content: Content, trained: str) -> tuple[tuple[Sample, ...], tuple[Drop, ...]]:
         if isinstance(content, TokenizedRow):

@@ -18,7 +18,11 @@ from eagle3_data.tokenization.rows import DropError
 
 MARK = "\ue0f1c\ue0f2"
 REASONING_MARK = "\ue0f1r\ue0f2"
+NEXT_MARK = "\ue0f1n\ue0f2"
 """Stand in for a text whose place in a rendering is looked for. Private-use characters: never part of a template's syntax."""
+
+MOST_CHARACTERS = 200
+"""Of a template's error message that are kept."""
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a template raises on purpose (`raise_exception`) or because a message is not of the form it expects."""
@@ -54,7 +58,7 @@ class ChatTemplate:
         self._variables = {**variables, "strftime_now": today.strftime, "documents": None}
         self._own_way = own_way
         self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
-        self.stops = tuple(dict.fromkeys((*stop_texts, *self._closing_tokens(added_tokens))))
+        self.stops = tuple(dict.fromkeys(filter(None, (*stop_texts, *self._closing_tokens(added_tokens)))))
         self.header, self.header_rest, self.lead = self._learn_opening()
 
     @property
@@ -69,7 +73,7 @@ class ChatTemplate:
                 return str(self._own_way(list(messages), chat_template=self.source, tokenize=False, **variables))
             return str(self._template.render(messages=messages, **variables))
         except TEMPLATE_ERRORS as error:
-            raise DropError("template-refused", headline(error)) from error
+            raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
 
     def render_tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[tuple[int, int]]:
         """Character spans that the template itself marks with `{% generation %}`, in the text that `render` gives. Raises DropError."""
@@ -80,7 +84,7 @@ class ChatTemplate:
                 compiled_template=self._template, messages=messages, tools=tools, add_generation_prompt=False, **self._variables
             )[1]
         except TEMPLATE_ERRORS as error:
-            raise DropError("template-refused", headline(error)) from error
+            raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
         return spans
 
     def find_stop(self, text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -110,12 +114,13 @@ class ChatTemplate:
 
     def _closing_tokens(self, added_tokens: Sequence[str]) -> list[str]:
         """The added token, if any, that directly closes an assistant turn, inside a conversation and at its end."""
-        found = []
-        for text in (self._try(USER, ANSWER, USER), self._try(USER, ANSWER)):
-            tail = text.partition(MARK)[2].lstrip()
-            if tokens := [token for token in added_tokens if token and tail.startswith(token)]:
-                found.append(max(tokens, key=len))
-        return found
+        next_question = {**USER, "content": NEXT_MARK}
+        inside = self._try(USER, ANSWER, next_question).partition(MARK)[2].partition(NEXT_MARK)[0]
+        if self._try(next_question).partition(NEXT_MARK)[0].endswith(inside):
+            inside = ""  # nothing but what opens the next turn
+        at_end = self._try(USER, ANSWER).partition(MARK)[2]
+        closing = ([token for token in added_tokens if token and tail.lstrip().startswith(token)] for tail in (inside, at_end))
+        return [max(tokens, key=len) for tokens in closing if tokens]
 
     def _learn_opening(self) -> tuple[str, str, str]:
         """Header, its rest and lead: the generation prompt as far as history has it, too; what follows there; what is written before an answer."""

@@ -14,6 +14,8 @@ from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
 from eagle3_data.tokenization.template import ChatTemplate
 
+TRIAL = "  Hello,\n\n wörld!  <think> 12345 日本\t"
+
 
 @dataclass(frozen=True)
 class TargetTokenizer:
@@ -39,16 +41,25 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
         hint = "" if target.trust_remote_code else "; if the checkpoint brings its own code, read it and set target.trust_remote_code: true"
         raise InputError(f"the tokenizer in {description.path} cannot be loaded{hint}") from error
     prefix = special_prefix(tokenizer)  # before FastBackend takes the tokenizer's own post-processor away
-    fast = getattr(tokenizer, "backend_tokenizer", None)
     stops = stop_token_ids(Path(description.path), tokenizer)
     return TargetTokenizer(
         prefix=prefix,
-        backend=FastBackend(fast) if fast is not None else SlowBackend(tokenizer),
+        backend=_backend(tokenizer),
         template=_template(tokenizer, stops, settings),
         special_ids=special_token_ids(tokenizer, stops, description.vocab_size),
         vocab_size=description.vocab_size,
         name=type(tokenizer).__name__,
     )
+
+
+def _backend(tokenizer: Any) -> Backend:
+    """The Rust tokenizer behind a fast one, unless its Python class does more than ask it."""
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    if core is None:
+        return SlowBackend(tokenizer)
+    expected = list(tokenizer(TRIAL, add_special_tokens=False)["input_ids"])
+    backend = FastBackend(core)
+    return backend if backend.encode(TRIAL, [])[0] == expected else SlowBackend(tokenizer)
 
 
 def stop_token_ids(directory: Path, tokenizer: Any) -> list[int]:

@@ -50,6 +50,8 @@ def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes
                 yield from under_way.popleft().result()
         while under_way:
             yield from under_way.popleft().result()
+    except Eagle3DataError as error:
+        raise error from None  # not from the other process's traceback: the message says all
     except BrokenProcessPool as error:
         raise Eagle3DataError("a tokenizing process was killed, mostly for want of memory; give the rule more memory, or fewer --processes") from error
     finally:
