@@ -20,5 +20,5 @@ rule check_compatibility:
     params:
         config=section("target", "tokenization", "extraction", "compatibility"),
     shell:
-        'exec "$python" "$scripts"/check_compatibility.py installed --config {params.config:q}'
+        'exec "$python" "$scripts/check_compatibility.py" installed --config {params.config:q}'
         " --target {input.target:q} --batches {input.batches:q} --output {output:q} 2> {log:q}"

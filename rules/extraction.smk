@@ -35,7 +35,7 @@ rule extract_pass:
         number=pass_number,
         stripe=stripe,
     shell:
-        'exec "$python" "$scripts"/extract_pass.py --config {params.config:q} --results {params.results:q}'
+        'exec "$python" "$scripts/extract_pass.py" --config {params.config:q} --results {params.results:q}'
         " --pass-number {params.number} --stripe {params.stripe} --engine-log {log.engine:q}"
         " --ledger {output:q} 2> {log[0]:q}"
 
@@ -54,5 +54,5 @@ rule extract_batch:
     params:
         fingerprint=batch_fingerprint,
     shell:
-        'exec "$python" "$scripts"/extract_batch.py --batch {wildcards.batch}'
+        'exec "$python" "$scripts/extract_batch.py" --batch {wildcards.batch}'
         " --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"

@@ -20,7 +20,7 @@ rule build_demo_target:
     conda:
         "../envs/workflow.yaml"
     shell:
-        'exec "$python" "$scripts"/build_demo_target.py --target {wildcards.target}' " --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts/build_demo_target.py" --target {wildcards.target}' " --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
 
 
 rule describe_target:
@@ -35,4 +35,4 @@ rule describe_target:
     params:
         target=CONFIG.target.path,
     shell:
-        'exec "$python" "$scripts"/describe_target.py --target {params.target:q} --output {output:q} 2> {log:q}'
+        'exec "$python" "$scripts/describe_target.py" --target {params.target:q} --output {output:q} 2> {log:q}'

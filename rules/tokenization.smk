@@ -21,4 +21,4 @@ checkpoint tokenize_dataset:
         config=section("target", "data", "tokenization"),
         directory=tokens_directory,
     shell:
-        'exec "$python" "$scripts"/tokenize_dataset.py --config {params.config:q} --target {input.target:q}' " --output-dir {params.directory:q} 2> {log:q}"
+        'exec "$python" "$scripts/tokenize_dataset.py" --config {params.config:q} --target {input.target:q}' " --output-dir {params.directory:q} 2> {log:q}"

@@ -20,5 +20,5 @@ rule validate_batch:
         config=section("extraction"),
         results=results_directory,
     shell:
-        'exec "$python" "$scripts"/validate_batch.py --config {params.config:q} --results {params.results:q}'
+        'exec "$python" "$scripts/validate_batch.py" --config {params.config:q} --results {params.results:q}'
         " --batch {wildcards.batch} --output {output:q} 2> {log:q}"

@@ -33,7 +33,7 @@ class States:
     dtype: str
     bits: np.ndarray
     token_ids: np.ndarray
-    metadata: dict[str, str]
+    provenance: dict[str, str]
 
     def values(self, rows: slice = slice(None), slot: int | slice = slice(None)) -> np.ndarray:
         """float32 of the chosen rows and slots, exact."""
@@ -58,7 +58,7 @@ def open_states(path: Path) -> States:
             states["dtype"],
             _tensor(raw, 8 + length, states, BITS[states["dtype"]]),
             _tensor(raw, 8 + length, ids, TOKEN_IDS),
-            header.get("__metadata__", {}),
+            json.loads(header.get("__metadata__", {}).get("provenance", "{}")),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SampleError(f"{path} is not a whole file of hidden states") from error

@@ -68,8 +68,8 @@ def _open_checked(sample: Sample, store: Store, identity: ExtractionIdentity, hi
     if path.stat().st_size != sidecar["size_bytes"] or file_checksum(path) != sidecar["xxh3_128"]:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     problems = structure_problems(states, sample.token_ids, len(identity.layers), hidden_size, identity.dtype) or number_problems(states)
-    if states.metadata.get("extraction_id") != identity.extraction_id:
-        problems.append(("wrong-extraction", f"the file says extraction id {states.metadata.get('extraction_id')}, expected {identity.extraction_id}"))
+    if states.provenance.get("extraction_id") != identity.extraction_id:
+        problems.append(("wrong-extraction", f"the file says extraction id {states.provenance.get('extraction_id')}, expected {identity.extraction_id}"))
     if problems:
         raise SampleError("; ".join(f"{name}: {message}" for name, message in problems))
     return states, sidecar

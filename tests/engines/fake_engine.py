@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states
+from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states, states_metadata
 from eagle3_data.errors import EngineError, SampleError
 
 
@@ -66,7 +66,9 @@ class FakeEngine:
         generator = np.random.default_rng(int(request.key[:8], 16))
         bits = generator.integers(0x3F00, 0x3FFF, shape, dtype=np.uint16) * (wrong != "zeros")
         ids = np.array(request.token_ids, dtype=np.int64) + (wrong == "ids")
-        write_safetensors(Path(part), {"hidden_states": ("BF16", bits.astype(np.uint16)), "token_ids": ("I64", ids)}, self._settings.provenance)
+        write_safetensors(
+            Path(part), {"hidden_states": ("BF16", bits.astype(np.uint16)), "token_ids": ("I64", ids)}, states_metadata(self._settings.provenance, request.key)
+        )
 
     def close(self) -> None: ...
 

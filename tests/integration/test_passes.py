@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from integration.fixtures import build_target
 from integration.workflow import Workflow, conversation, write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -167,3 +169,48 @@ def test_a_dead_engine_fails_what_was_with_it_keeps_what_was_finished_and_names_
     fast.faults = {}
     assert fast.run("extract").returncode == 0
     assert len(fast.stored()) == 10
+
+
+def test_good_batches_go_on_downstream_past_a_failed_one(fast: Workflow) -> None:
+    fast.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
+    fast.faults = {"refuse": {fast.keys("00002")[0]: "refused for the test"}}
+    failed = fast.run("all")
+    assert failed.returncode != 0
+    assert sorted(path.stem for path in fast.results.glob("validation/*.json")) == ["00000", "00001", "00003", "00004"]
+    assert not (fast.results / "training_set").exists()
+    fast.faults = {}
+    mended = fast.run("all")
+    assert mended.returncode == 0, mended.output
+    assert mended.gates == ["00002"]
+    assert mended.jobs.count("validate_batch") == 1
+    assert (fast.results / "training_set/provenance.json").exists()
+
+
+def test_a_sample_that_validation_rejects_is_quarantined_and_extracted_anew(fast: Workflow) -> None:
+    fast.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
+    assert fast.run("extract").returncode == 0
+    key = fast.keys("00003")[1]
+    path = next(fast.directory.glob(f"results/store/*/{key[:2]}/{key}.safetensors"))
+    good = path.read_bytes()
+    path.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+    rejected = fast.run("validate")
+    assert rejected.returncode != 0
+    assert f"({key}): checksum" in fast.log("validate_batch/00003.log")
+    assert not (fast.results / "validation/00003.json").exists()
+    mended = fast.run("validate")
+    assert mended.returncode == 0, mended.output
+    assert list(mended.passes) == ["002/0"]
+    assert mended.passes["002/0"]["samples_extracted"] == 1
+    assert path.read_bytes() == good
+    assert len(list(fast.directory.glob(f"results/store/*/quarantine/{key}.*.safetensors"))) == 1
+    assert fast.run("validate").nothing_done
+
+
+def test_two_targets_that_differ_only_in_their_seed_share_no_sample(finished: Workflow, tmp_path: Path) -> None:
+    first = finished.stored()
+    finished.config["target"]["path"] = str(build_target("tiny-llama", tmp_path / "seed-1", seed=1))
+    run = finished.run("extract")
+    assert run.returncode == 0, run.output
+    assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) == len(first) == 10
+    folders = [path for path in (finished.directory / "results/store").iterdir() if list(path.glob("??/*.safetensors"))]
+    assert [len(list(folder.glob("??/*.safetensors"))) for folder in folders] == [10, 10]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import SampleError
 from eagle3_data.states import file_checksum, number_problems, open_states, structure_problems
 
@@ -15,7 +16,7 @@ TOKENS, LAYERS, HIDDEN = 700, 3, 16
 
 
 def written(path: Path, states: torch.Tensor) -> Path:
-    save_file({"hidden_states": states, "token_ids": torch.arange(len(states))}, path, metadata={"key": "k"})
+    save_file({"hidden_states": states, "token_ids": torch.arange(len(states))}, path, metadata=states_metadata({"extraction_id": "e"}, "k"))
     return path
 
 
@@ -30,7 +31,7 @@ def test_values_are_exactly_torchs(tmp_path: Path, states: torch.Tensor, dtype: 
     assert np.array_equal(opened.values(), states.to(dtype).float().numpy())
     assert np.array_equal(opened.values(slice(-1, None), 1), states[-1:, 1].float().numpy())
     assert opened.token_ids.tolist() == list(range(TOKENS))
-    assert opened.metadata == {"key": "k"}
+    assert opened.provenance == {"extraction_id": "e", "key": "k"}
     assert number_problems(opened) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
 from eagle3_data.extraction.identity import ExtractionIdentity
 from eagle3_data.hashing import sample_key
@@ -45,7 +46,11 @@ class Fixture:
 
 def commit(store: Store, sample: Sample, states: torch.Tensor, greedy: int) -> None:
     part = store.directory / "part"
-    save_file({"hidden_states": states.contiguous(), "token_ids": torch.tensor(sample.token_ids)}, part, metadata={"extraction_id": IDENTITY.extraction_id})
+    save_file(
+        {"hidden_states": states.contiguous(), "token_ids": torch.tensor(sample.token_ids)},
+        part,
+        metadata=states_metadata({"extraction_id": IDENTITY.extraction_id}, sample.key),
+    )
     store.commit(sample.key, part, {"greedy_token": greedy, "size_bytes": part.stat().st_size, "xxh3_128": file_checksum(part)})
 
 

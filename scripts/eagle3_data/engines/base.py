@@ -104,6 +104,12 @@ def load_engine(path: str) -> Callable[[EngineSettings], Engine]:
         raise ConfigError(f"extraction.engine: cannot import {name!r} from {module!r}") from error
 
 
+def states_metadata(provenance: dict[str, str], key: str) -> dict[str, str]:
+    """The `__metadata__` of a states file. One entry only: safetensors writes several in random order, and the same states
+    must be the same bytes."""
+    return {"provenance": json.dumps({**provenance, "key": key}, sort_keys=True)}
+
+
 def error_path(states_path: str | os.PathLike[str]) -> Path:
     return Path(f"{states_path}.error")
 

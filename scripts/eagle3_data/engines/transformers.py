@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states
+from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states, states_metadata
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.target import read_model_config, text_config, weight_files
 
@@ -41,7 +41,7 @@ class TransformersEngine:
         request = self._waiting.pop(0)
         states, greedy = self._reference.states(request.token_ids, self._settings.layers)
         tensors = {"hidden_states": states.contiguous(), "token_ids": torch.tensor(request.token_ids)}
-        metadata = {**self._settings.provenance, "key": request.key}
+        metadata = states_metadata(self._settings.provenance, request.key)
         publish_states(request.states_path, lambda part: save_file(tensors, part, metadata=metadata))
         return [Extracted(request.key, request.states_path, greedy)]
 

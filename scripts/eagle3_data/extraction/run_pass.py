@@ -93,7 +93,8 @@ class PassRun:
         self._job, self._ledger = job, ledger
         self._store = Store(job.extraction.store, job.identity.extraction_id)
         self._paths = ExtractionPaths(job.results / "extraction")
-        self._incoming = self._store.incoming(f"{job.results.name}-{job.number}-{job.stripe}")
+        writer = f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"  # runs of one name may share a store
+        self._incoming = self._store.incoming(writer)
         self._sample_file = SampleFile(job.results / "tokens/samples.parquet")
         self._batches: dict[str, Any] = read_json(job.results / "tokens/batches.json")["batches"]
         self._failure: dict[str, Any] | None = None

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
 )
 
-from eagle3_data.engines.base import publish_states
+from eagle3_data.engines.base import publish_states, states_metadata
 
 
 class _Copied:
@@ -69,6 +69,6 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
 
         def write(part: str) -> None:
             event.synchronize()
-            save_file(tensors, part, metadata={**self._provenance, "key": Path(filename).stem})
+            save_file(tensors, part, metadata=states_metadata(self._provenance, Path(filename).stem))
 
         publish_states(filename, write)
