@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,15 @@ def describe(directory: Path, vocab_size: int) -> TargetDescription:
     return TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 4, 64, vocab_size, 4096, "none", 1, True, False, "0" * 32)
 
 
+HELD: list[TemporaryDirectory[str]] = []
+"""Removed when the tests end."""
+
+
 @lru_cache
 def tiny_directory(template: str | None) -> tuple[Path, int]:
     """A directory with a tokenizer and the named template, and the tokenizer's size."""
-    directory = Path(mkdtemp(prefix="tokenizer-"))
+    HELD.append(TemporaryDirectory(prefix="tokenizer-"))
+    directory = Path(HELD[-1].name)
     tokenizer = save_tokenizer(directory, (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8") if template else None)
     return directory, len(tokenizer)
 

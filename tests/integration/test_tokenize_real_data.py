@@ -60,6 +60,15 @@ def messages_of(path):
         yield messages[: last + 1]
 
 
+def with_object(call):
+    return {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+
+
+def as_objects(messages):
+    """Arguments as objects, as the templates here want them."""
+    return [{**message, "tool_calls": list(map(with_object, message["tool_calls"]))} if message.get("tool_calls") else message for message in messages]
+
+
 def said(messages):
     """What the assistant says: text, and calls with their arguments parsed."""
     for message in messages:
@@ -92,6 +101,7 @@ def test_all_real_conversations_are_kept_and_trained_on_what_the_assistant_said(
     samples = pq.read_table(tmp_path / "samples.parquet").to_pylist()
     for number, (sample, messages) in enumerate(zip(samples, messages_of(path), strict=True)):
         assert list(trained(tokenizer, sample, end)) == list(said(messages)), number
+        assert sample["input_ids"] == tokenizer.apply_chat_template(as_objects(messages), tokenize=True, return_dict=False), number
 
 
 KNOW_TOOLS = {"chatml_tools", "im_middle", "im_middle_thinking", "inline_reasoning", "reasoning_stripped"}

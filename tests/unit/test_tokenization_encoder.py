@@ -6,6 +6,7 @@ import pytest
 
 from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
 from eagle3_data.tokenization.rows import DropError
+from eagle3_data.tokenization.shared_heads import SharedHeads
 from slow_tokenizer import save_slow_tokenizer
 from tiny_tokenizer import SPECIAL, TEMPLATES, Tiny, assistant, call, ids_of, save_tokenizer, talk, turn, user
 
@@ -24,6 +25,10 @@ def metaspace():
     )
     core.add_tokens([AddedToken("</s>", special=True, normalized=False)])
     return core
+
+
+def core_of(tiny):
+    return tiny.tokenizer.backend._backend._tokenizer
 
 
 def spans_of(text, *parts):
@@ -76,7 +81,7 @@ def test_a_normalizer_that_composes_characters_is_no_mismatch():
     from tokenizers import normalizers
 
     tiny = Tiny("chatml")
-    tiny.tokenizer.backend._tokenizer.normalizer = normalizers.NFC()
+    core_of(tiny).normalizer = normalizers.NFC()
     decomposed = "Cafe\u0301!"
     sample = tiny.sample({"messages": talk("Hi", decomposed)})
     assert tiny.show(sample).endswith("⟦Caf\u00e9!<|im_end|>⟧\n")
@@ -86,7 +91,7 @@ def test_a_tokenizer_that_loses_characters_is_a_mismatch():
     from tokenizers import normalizers
 
     tiny = Tiny("chatml")
-    tiny.tokenizer.backend._tokenizer.normalizer = normalizers.Lowercase()
+    core_of(tiny).normalizer = normalizers.Lowercase()
     assert tiny.fate({"messages": talk("Hi", "Hello")}) == "text-mismatch"
 
 
@@ -112,7 +117,7 @@ CONVERSATION = [
 
 def test_a_tokenizer_in_python_gives_the_same_masks(slow):
     tiny = Tiny(None, directory=slow)
-    assert isinstance(tiny.tokenizer.backend, SlowBackend)
+    assert isinstance(tiny.tokenizer.backend._backend, SlowBackend)
     assert tiny.shown(*CONVERSATION) == Tiny("im_middle").shown(*CONVERSATION)
 
 
@@ -133,7 +138,7 @@ def test_a_tokenizer_s_own_way_of_rendering_is_used(slow):
 
 
 def test_borders_inside_words_are_found_by_decoding(slow):
-    backend = Tiny(None, directory=slow).tokenizer.backend
+    backend = Tiny(None, directory=slow).tokenizer.backend._backend
     ids, cuts = backend.encode("HeHello 😀é!", [1, 2, 9, 10])
     assert cuts == [None, 1, 7, 8]  # "H|e" is one token; 😀 four tokens, é one
     assert backend.decode(ids[:7]) == "HeHello 😀"
@@ -161,9 +166,46 @@ def test_a_backend_that_miscounts_is_caught_by_decoding():
             ids, cuts = super().encode(text, borders)
             return ids, [cut - 1 for cut in cuts]
 
-    backend = Shifted(Tiny("chatml").tokenizer.backend._tokenizer)
+    backend = Shifted(core_of(Tiny("chatml")))
     with pytest.raises(DropError, match="text-mismatch"):
         SpanEncoder(backend).encode("<|im_start|>assistant\nHello<|im_end|>\n", [(22, 37)])
+
+
+# Shared heads
+
+
+class Counting(FastBackend):
+    characters = 0
+
+    def encode(self, text, borders):
+        self.characters += len(text)
+        return super().encode(text, borders)
+
+
+def test_a_shared_head_is_encoded_once_and_changes_nothing():
+    counting = Counting(core_of(Tiny("chatml")))
+    backend = SharedHeads(counting, ["<|im_end|>", "<|im_start|>"])
+    head = "<|im_start|>system\n" + "Be very brief, please. " * 100 + "<|im_end|>"
+    texts = [f"{head}\n<|im_start|>user\nHi {number}<|im_end|>" for number in range(50)]
+    counting.characters = 0
+    encoded = [backend.encode(text, [len(head), len(head) + 1, len(text)]) for text in texts]
+    assert counting.characters < 2 * len(head) + 50 * 60
+    assert encoded == [counting.encode(text, [len(head), len(head) + 1, len(text)]) for text in texts]
+
+
+def test_a_head_with_a_border_inside_is_encoded_with_the_rest():
+    backend = Tiny("chatml").tokenizer.backend
+    text = "<|im_start|>assistant\n" + "Long answer. " * 100 + "<|im_end|>\n"
+    assert backend.encode(text, [22, len(text) - 1]) == backend._backend.encode(text, [22, len(text) - 1])
+
+
+def test_a_separator_that_touches_its_neighbours_is_not_used():
+    from tokenizers import AddedToken
+
+    core = metaspace()
+    core.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)])
+    assert SharedHeads(FastBackend(core), ["<|end|>"])._separator is None
+    assert SharedHeads(FastBackend(core), ["</s>", ""])._separator.pattern == "</s>"
 
 
 def test_bos_is_put_before_plain_text_once(tmp_path):

@@ -33,7 +33,7 @@ class ChatTemplate:
 
     `stops`: texts of the tokens that end a turn. `header`: what opens an assistant's turn in history, too, and `header_rest` what
     else the generation prompt has. `lead`: what the model writes before a plain answer, such as the name of a channel. The last
-    two are mostly empty.
+    two are mostly empty. `control_tokens`: the added tokens that separate turns.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class ChatTemplate:
         self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
         self.stops = tuple(dict.fromkeys(filter(None, (*stop_texts, *self._closing_tokens(added_tokens)))))
         self.header, self.header_rest, self.lead = self._learn_opening()
+        rendered = self._try(USER, ANSWER, USER)
+        self.control_tokens = [token for token in added_tokens if token and token in rendered]
 
     @property
     def has_generation_tags(self) -> bool:

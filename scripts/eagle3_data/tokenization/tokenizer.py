@@ -12,6 +12,7 @@ from eagle3_data.config import Target, Tokenization
 from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
+from eagle3_data.tokenization.shared_heads import SharedHeads
 from eagle3_data.tokenization.template import ChatTemplate
 
 TRIAL = "  Hello,\n\n wörld!  <think> 12345 日本\t"
@@ -42,10 +43,11 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
         raise InputError(f"the tokenizer in {description.path} cannot be loaded{hint}") from error
     prefix = special_prefix(tokenizer)  # before FastBackend takes the tokenizer's own post-processor away
     stops = stop_token_ids(Path(description.path), tokenizer)
+    template = _template(tokenizer, stops, settings)
     return TargetTokenizer(
         prefix=prefix,
-        backend=_backend(tokenizer),
-        template=_template(tokenizer, stops, settings),
+        backend=SharedHeads(_backend(tokenizer), template.control_tokens if template else ()),
+        template=template,
         special_ids=special_token_ids(tokenizer, stops, description.vocab_size),
         vocab_size=description.vocab_size,
         name=type(tokenizer).__name__,

@@ -1,0 +1,47 @@
+"""Encoding the beginning that many conversations share, a system prompt and its tools, only once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from eagle3_data.tokenization.encoder import Backend
+
+LEAST_CHARACTERS = 1000
+MOST_CHARACTERS = 200_000
+HEADS = 64
+TRIAL = "  Hello,\n\n wörld! 12345 日本\t"
+
+
+class SharedHeads:
+    """A backend that remembers the ids of long heads.
+
+    A head ends behind a separator: a special token on whose two sides texts are encoded independently. That is checked on a
+    trial text for each separator; those that fail are not used. The ids are those of the whole text.
+    """
+
+    def __init__(self, backend: Backend, separators: Sequence[str]) -> None:
+        """`separators`: texts of special tokens."""
+        self._backend = backend
+        sound = [separator for separator in separators if separator and _separates(backend, separator)]
+        self._separator = re.compile("|".join(map(re.escape, sound))) if sound else None
+        self._head_ids = lru_cache(HEADS)(lambda head: tuple(backend.encode(head, [])[0]))
+
+    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
+        found = self._separator.search(text, LEAST_CHARACTERS, MOST_CHARACTERS) if self._separator else None
+        if not found or (borders and borders[0] < found.end()):
+            return self._backend.encode(text, borders)
+        end = found.end()
+        head = self._head_ids(text[:end])
+        ids, cuts = self._backend.encode(text[end:], [border - end for border in borders])
+        return [*head, *ids], [None if cut is None else cut + len(head) for cut in cuts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._backend.decode(ids)
+
+
+def _separates(backend: Backend, separator: str) -> bool:
+    """Whether what stands before and behind the separator may be encoded apart."""
+    before, behind = (backend.encode(text, [])[0] for text in (TRIAL + separator, TRIAL))
+    return before + behind == backend.encode(TRIAL + separator + TRIAL, [])[0]
