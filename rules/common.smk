@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -89,5 +89,5 @@ def stripe(wildcards):
 
 def summarize():
     """What is done, what failed and why, and what to run next: the last lines a user reads."""
-    again = " ".join(["snakemake", *sys.argv[1:]])
+    again = join(["snakemake", *sys.argv[1:]])
     subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", "--results", RESULTS, "--logs", LOGS, "--command", again], check=False)
