@@ -58,7 +58,7 @@ class ChatTemplate:
         self._check_syntax()
         self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
         self.stops = tuple(dict.fromkeys(filter(None, (*stop_texts, *self._closing_tokens(added_tokens)))))
-        self.header, self.header_rest, self.lead = self._learn_opening()
+        self.header, self.header_rest, self.lead = self._learn_opening(added_tokens)
         rendered = self._try(USER, ANSWER, USER)
         self.control_tokens = [token for token in added_tokens if token and token in rendered]
 
@@ -129,7 +129,7 @@ class ChatTemplate:
         closing = ([token for token in added_tokens if token and tail.lstrip().startswith(token)] for tail in (inside, at_end))
         return [max(tokens, key=len) for tokens in closing if tokens]
 
-    def _learn_opening(self) -> tuple[str, str, str]:
+    def _learn_opening(self, added_tokens: Sequence[str]) -> tuple[str, str, str]:
         """Header, its rest and lead: the generation prompt as far as history has it, too; what follows there; what is written before an answer."""
         user, prompted = self._try(USER), self._try(USER, generation_prompt=True)
         answered, history = self._try(USER, ANSWER).partition(MARK)[0], self._try(USER, ANSWER, USER).partition(MARK)[0]
@@ -138,6 +138,10 @@ class ChatTemplate:
             return "", "", lead
         prompt, opening = prompted[len(user) :], history[len(user) :]
         length = next((i for i, (one, other) in enumerate(zip(prompt, opening, strict=False)) if one != other), min(len(prompt), len(opening)))
+        for token in added_tokens:  # `<think>` and `</think>` begin alike, and are no common text for that
+            for text in (prompt, opening):
+                start = text.find(token, max(0, length - len(token) + 1))
+                length = start if 0 <= start < length < start + len(token) else length
         return prompt[:length], prompt[length:], lead
 
 
