@@ -104,7 +104,7 @@ def test_all_real_conversations_are_kept_and_trained_on_what_the_assistant_said(
         assert sample["input_ids"] == tokenizer.apply_chat_template(as_objects(messages), tokenize=True, return_dict=False), number
 
 
-KNOW_TOOLS = {"chatml_tools", "im_middle", "im_middle_thinking", "inline_reasoning", "reasoning_stripped"}
+KNOW_TOOLS = {"chatml_tools", "im_middle", "im_middle_thinking", "inline_reasoning", "reasoning_stripped", "role_tokens"}
 """Templates that show all of a turn with calls. With the others, such a turn's text is not in the rendering, so the row must be dropped."""
 
 

@@ -131,6 +131,19 @@ def test_a_scaffold_that_the_generation_prompt_opens_is_not_trained():
     )
 
 
+def test_a_scaffold_on_a_line_of_its_own_is_not_trained():
+    assert Tiny("role_tokens").shown(*REASONED, user("Rain?"), assistant(None, call("rain", {"city": "Rome"}))) == (
+        "<|User|>\n2+2?<|Assistant|>\n<think></think>\n⟦Four.⟧<|User|>\n3+3?<|Assistant|>\n<think></think>\n⟦Six.⟧"
+        "<|User|>\nRain?<|Assistant|>\n<think></think>\n⟦<tool_call>rain\ncity: Rome</tool_call>⟧"
+    )
+    assert Tiny("role_tokens").shown(*REASONED).endswith("<|User|>\n3+3?<|Assistant|>⟦\n<think>Three and three.</think>\nSix.⟧")
+
+
+def test_a_header_does_not_end_inside_a_token():
+    template = Tiny("inline_reasoning", template_arguments={"closed": True}).tokenizer.template
+    assert (template.header, template.header_rest) == ("<|Assistant|>", "<think>\n")
+
+
 def test_generation_tags_are_used():
     tiny = Tiny("generation_tags")
     assert tiny.rows.uses_generation_tags
@@ -179,8 +192,18 @@ def test_the_token_that_opens_the_next_turn_is_an_end_token_if_the_target_says_s
     shutil.copytree(tiny_directory("no_end_tokens")[0], tmp_path, dirs_exist_ok=True)
     stop = AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("<|User|>")
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{stop}]}}', encoding="utf-8")
-    shown = Tiny(None, directory=tmp_path).shown(*TWO_TURNS)  # as GLM-4 has it
-    assert shown == "<|User|>Hi<|Assistant|>⟦Hello!<|User|>⟧And you?<|Assistant|>⟦Fine, thanks.⟧"
+    tiny = Tiny(None, directory=tmp_path)  # as GLM-4 has it
+    assert tiny.shown(*TWO_TURNS) == "<|User|>Hi<|Assistant|>⟦Hello!<|User|>⟧And you?<|Assistant|>⟦Fine, thanks.⟧"
+
+
+def test_that_goes_for_turns_with_calls_too(tmp_path):
+    shutil.copytree(tiny_directory("role_tokens")[0], tmp_path, dirs_exist_ok=True)
+    stop = AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("<|message|>")
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {stop}}}', encoding="utf-8")
+    conversation = [user("?"), assistant(None, call("rain", {"city": "Rome"})), turn("tool", "yes"), assistant("Rain.")]
+    assert Tiny(None, directory=tmp_path).shown(*conversation) == (
+        "<|User|>\n?<|Assistant|>\n<think></think>\n⟦<tool_call>rain\ncity: Rome</tool_call><|message|>⟧\nyes<|Assistant|>\n<think></think>\n⟦Rain.⟧"
+    )
 
 
 def test_the_end_token_is_left_out_on_demand():

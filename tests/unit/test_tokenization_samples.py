@@ -102,6 +102,12 @@ def test_a_chat_template_can_be_given_in_a_file(tmp_path):
     assert tiny.shown(*talk("Hi", "Ho")) == "<user>Hi<|endoftext|><assistant>⟦Ho<|endoftext|>⟧"
 
 
+def test_a_template_that_is_no_jinja_is_an_error(tmp_path):
+    (tmp_path / "broken.jinja").write_text("\n{% for m in messages %}{{ m.content }}", encoding="utf-8")
+    with pytest.raises(InputError, match="the chat template is not valid Jinja: line 2: "):
+        Tiny("chatml", chat_template=str(tmp_path / "broken.jinja"))
+
+
 @pytest.mark.parametrize(
     "row",
     [

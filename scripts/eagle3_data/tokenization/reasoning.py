@@ -13,10 +13,10 @@ class ReasoningMarkers:
     pairs: Sequence[tuple[str, str]]
 
     def behind_scaffold(self, text: str, start: int) -> int:
-        """`start`, or the place behind an empty scaffold there, also behind one whose opening belongs to the generation prompt."""
+        """`start`, or the place behind an empty scaffold there, spaced or not, also behind one whose opening belongs to the generation prompt."""
         for opening, closing in self.pairs:
-            position = start
-            if text.startswith(opening, start):
+            position = skip_space(text, start)
+            if text.startswith(opening, position):
                 position += len(opening)
             elif not _ends_with(text, start, opening):
                 continue

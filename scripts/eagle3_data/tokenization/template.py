@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from eagle3_data.errors import headline
+from eagle3_data.errors import InputError, headline
 from eagle3_data.tokenization.call_style import CallStyle, Message
 from eagle3_data.tokenization.rows import DropError
 
@@ -51,15 +52,13 @@ class ChatTemplate:
         `own_way`: the tokenizer's `apply_chat_template`, where its class has one of its own. Kimi K2.5's writes tools in its own
         notation and hands them to the template.
         """
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         self.source = source
-        self._template = _compile_jinja_template(source)
-        self._variables = {**variables, "strftime_now": today.strftime, "documents": None}
+        self._variables = {**variables, "strftime_now": today.strftime}
         self._own_way = own_way
+        self._check_syntax()
         self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
         self.stops = tuple(dict.fromkeys(filter(None, (*stop_texts, *self._closing_tokens(added_tokens)))))
-        self.header, self.header_rest, self.lead = self._learn_opening()
+        self.header, self.header_rest, self.lead = self._learn_opening(added_tokens)
         rendered = self._try(USER, ANSWER, USER)
         self.control_tokens = [token for token in added_tokens if token and token in rendered]
 
@@ -69,22 +68,20 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, *, generation_prompt: bool = False) -> str:
         """The conversation as text. Raises DropError("template-refused") with the template's own message."""
-        variables = {"tools": tools, "add_generation_prompt": generation_prompt, **self._variables}
+        options = {"tools": tools, "chat_template": self.source, "add_generation_prompt": generation_prompt, **self._variables}
         try:
             if self._own_way:
-                return str(self._own_way(list(messages), chat_template=self.source, tokenize=False, **variables))
-            return str(self._template.render(messages=messages, **variables))
+                return str(self._own_way(list(messages), tokenize=False, **options))
+            return str(render_jinja_template([messages], **options)[0][0])
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
 
     def render_tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[tuple[int, int]]:
         """Character spans that the template itself marks with `{% generation %}`, in the text that `render` gives. Raises DropError."""
-        from transformers.utils.chat_template_utils import _render_with_assistant_indices
-
         try:
-            spans: list[tuple[int, int]] = _render_with_assistant_indices(
-                compiled_template=self._template, messages=messages, tools=tools, add_generation_prompt=False, **self._variables
-            )[1]
+            spans: list[tuple[int, int]] = render_jinja_template(
+                [messages], tools=tools, chat_template=self.source, return_assistant_tokens_mask=True, **self._variables
+            )[1][0]
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
         return spans
@@ -106,6 +103,14 @@ class ChatTemplate:
         """The stop token with which `text` ends, the longest if several; empty if there is none."""
         return max((stop for stop in self.stops if text.endswith(stop)), key=len, default="")
 
+    def _check_syntax(self) -> None:
+        try:
+            self.render([USER])
+        except DropError as drop:
+            if isinstance(drop.__cause__, TemplateSyntaxError):
+                error = drop.__cause__
+                raise InputError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}; correct it") from None
+
     # What made-up conversations teach
 
     def _try(self, *messages: Message, generation_prompt: bool = False) -> str:
@@ -124,7 +129,7 @@ class ChatTemplate:
         closing = ([token for token in added_tokens if token and tail.lstrip().startswith(token)] for tail in (inside, at_end))
         return [max(tokens, key=len) for tokens in closing if tokens]
 
-    def _learn_opening(self) -> tuple[str, str, str]:
+    def _learn_opening(self, added_tokens: Sequence[str]) -> tuple[str, str, str]:
         """Header, its rest and lead: the generation prompt as far as history has it, too; what follows there; what is written before an answer."""
         user, prompted = self._try(USER), self._try(USER, generation_prompt=True)
         answered, history = self._try(USER, ANSWER).partition(MARK)[0], self._try(USER, ANSWER, USER).partition(MARK)[0]
@@ -133,6 +138,10 @@ class ChatTemplate:
             return "", "", lead
         prompt, opening = prompted[len(user) :], history[len(user) :]
         length = next((i for i, (one, other) in enumerate(zip(prompt, opening, strict=False)) if one != other), min(len(prompt), len(opening)))
+        for token in added_tokens:  # `<think>` and `</think>` begin alike, and are no common text for that
+            for text in (prompt, opening):
+                start = text.find(token, max(0, length - len(token) + 1))
+                length = start if 0 <= start < length < start + len(token) else length
         return prompt[:length], prompt[length:], lead
 
 

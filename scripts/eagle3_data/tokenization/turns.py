@@ -143,7 +143,7 @@ class TurnLocator:
         return self._end_of_plain_answer(text, start, message) or self._end_by_stop(text, start, limit, message)
 
     def _agrees(self, find: Callable[[str, Sequence[Message], Tools], dict[int, Span]]) -> bool:
-        """Whether a shortcut finds, in made-up conversations, what incremental rendering finds."""
+        """Whether a shortcut finds, in made-up conversations, what incremental rendering finds, or leaves it to that."""
         compared = 0
         for conversation in MADE_UP:
             try:
@@ -153,9 +153,9 @@ class TurnLocator:
             except DropError:
                 continue  # a template that knows no tools, say
             found = find(text, messages, None)
-            for index, span in right.items():
-                if self._reads_right(text, span, messages[index]):
-                    if found.get(index) != span:
+            for index in found.keys() & right.keys():
+                if self._reads_right(text, right[index], messages[index]):
+                    if found[index] != right[index]:
                         return False
                     compared += 1
         return compared > 0
@@ -180,8 +180,8 @@ class TurnLocator:
             limit = _common_prefix(closed, text)
             if span := self._end_by_stop(text, start, limit, messages[index]):
                 return span
-            if limit == len(closed):
-                return Span(start, limit, limit)  # a template without stop tokens
+            if limit == len(closed):  # no stop token is the turn's own; what opens the next one may be one
+                return self._ended_behind(text, start, start + len(text[start:limit].rstrip()))
         stop = self._template.find_stop(text, start, len(text))
         return Span(start, *stop) if stop else _unproved(index)
 
@@ -193,11 +193,14 @@ class TurnLocator:
         for lead in dict.fromkeys(("", self._template.lead)):
             for answer in dict.fromkeys((content, content.strip(), self._markers.split(content)[1])):
                 if answer and text.startswith(lead + answer, start):
-                    body_end = start + len(lead) + len(answer)
-                    behind = skip_space(text, body_end)
-                    stop = self._template.stop_at(text, behind)
-                    return Span(start, body_end, behind + len(stop)) if stop else Span(start, body_end, body_end)
+                    return self._ended_behind(text, start, start + len(lead) + len(answer))
         return None
+
+    def _ended_behind(self, text: str, start: int, body_end: int) -> Span:
+        """The span of a turn whose text ends at `body_end`, with the stop token behind it, if there is one."""
+        behind = skip_space(text, body_end)
+        stop = self._template.stop_at(text, behind)
+        return Span(start, body_end, behind + len(stop)) if stop else Span(start, body_end, body_end)
 
     def _end_by_stop(self, text: str, start: int, limit: int, message: Message) -> Span | None:
         """The end at the first stop token before which the turn reads right: the turn itself may hold the text of one."""

@@ -30,7 +30,7 @@ class Verifier:
         inline, answer = self.markers.split(content)
         if message.get("tool_calls"):
             return self._holds_calls(body, answer, message)
-        if body in (content, answer) or (self.lead and body in (self.lead.strip() + content, self.lead.strip() + answer)):
+        if body in (content, answer) or (self.lead and body.removeprefix(self.lead.strip()).strip() in (content, answer)):
             return True
         reasoning = (message.get("reasoning_content") or "").strip() or inline
         return bool(reasoning) and body.endswith(answer) and reasoning in body[: len(body) - len(answer)]
