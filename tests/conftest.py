@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["integration.fixtures"]  # what integration and slurm tests share
-
 EXPECTED = [
     re.compile(line)
     for line in Path(__file__).with_name("expected_skips.txt").read_text(encoding="utf-8").splitlines()
