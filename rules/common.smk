@@ -53,7 +53,9 @@ def target_files(wildcards):
 
 
 def source_files(wildcards):
-    return [source.path for source in CONFIG.data.sources if Path(source.path).exists()]
+    """What a change of tokenizes anew. A missing file is left to the script, which explains it."""
+    files = [source.path for source in CONFIG.data.sources] + [CONFIG.tokenization.chat_template]
+    return [path for path in files if path and Path(path).exists()]
 
 
 def batches():

@@ -17,8 +17,10 @@ checkpoint tokenize_dataset:
         "<logs>/tokenize_dataset.log",
     conda:
         "../envs/workflow.yaml"
+    threads: 8
     params:
         config=section("target", "data", "tokenization"),
         directory=tokens_directory,
     shell:
-        'exec "$python" "$scripts/tokenize_dataset.py" --config {params.config:q} --target {input.target:q}' " --output-dir {params.directory:q} 2> {log:q}"
+        'exec "$python" "$scripts/tokenize_dataset.py" --config {params.config:q} --target {input.target:q}'
+        " --processes {threads} --output-dir {params.directory:q} 2> {log:q}"

@@ -100,6 +100,18 @@ def test_after_a_finished_run_a_change_plans_exactly_its_passes(
     assert again.nothing_done, again.output
 
 
+def test_a_changed_chat_template_file_tokenizes_anew(fast: Workflow) -> None:
+    template = fast.directory / "template.jinja"
+    shutil.copy(Path(fast.config["target"]["path"]) / "chat_template.jinja", template)
+    fast.config["tokenization"]["chat_template"] = "template.jinja"
+    assert fast.run("results/test/tokens/batches.json").returncode == 0
+    before = fast.keys("00000")
+    template.write_text("{{ 'A preamble. ' }}" + template.read_text())
+    run = fast.run("results/test/tokens/batches.json")
+    assert "tokenize_dataset" in run.jobs, run.output
+    assert fast.keys("00000") != before
+
+
 def test_a_changed_comment_in_our_code_reruns_nothing(finished: Workflow) -> None:
     project = finished.copy_project()
     assert finished.run("extract").nothing_done
