@@ -2,6 +2,7 @@
 #
 #   snakemake --cores all extract     hidden states of every batch
 #   snakemake --cores all             ... validated and assembled as a training set
+#   snakemake status                  what is done, failed and pending (beside a run: python scripts/show_status.py)
 #
 # Each stage is one file in rules/, each rule one script of the same name in scripts/.
 
@@ -36,6 +37,7 @@ localrules:
     all,
     extract,
     validate,
+    status,
 
 
 rule all:
@@ -52,6 +54,17 @@ rule extract:
 rule validate:
     input:
         validated_batches,
+
+
+rule status:
+    log:
+        "<logs>/status.log",
+    conda:
+        "envs/workflow.yaml"
+    params:
+        results=results_directory,
+    shell:
+        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --part table 2> {log:q}'
 
 
 onsuccess:

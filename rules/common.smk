@@ -1,5 +1,6 @@
 # Helpers of the rules; no rules here. The logic is in scripts/eagle3_data, this only ties it to Snakemake.
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ RESULTS = f"results/{CONFIG.run}"
 LOGS = f"logs/{CONFIG.run}"
 PLAN = Plan(CONFIG, Path(RESULTS))
 DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
+# What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
+os.environ.setdefault("EAGLE3_DATA_COMMAND", join(["snakemake", *sys.argv[1:]]))
 # Under `--sdm conda` a rule's own environment brings its python; otherwise it is the one that runs Snakemake.
 IN_CONDA = any(str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method)
 shell.prefix(f"python={quote('python' if IN_CONDA else sys.executable)} scripts={quote(SCRIPTS)}; ")
@@ -91,5 +94,4 @@ def stripe(wildcards):
 
 def summarize():
     """What is done, what failed and why, and what to run next: the last lines a user reads."""
-    again = join(["snakemake", *sys.argv[1:]])
-    subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", "--results", RESULTS, "--logs", LOGS, "--command", again], check=False)
+    subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", "--results", RESULTS, "--part", "summary"], check=False)

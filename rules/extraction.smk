@@ -5,10 +5,33 @@
 #
 # A ledger that exists is sealed: the pattern of `ledger` excludes it. A finished batch depends on the ledger of the pass
 # that made it (as ancient), an unfinished one on the next, which does not exist yet. So a run plans at most one new pass.
+# A batch whose samples are all in the store already (another run, other batch sizes) depends on `find_stored_batches`.
 
 
 localrules:
+    find_stored_batches,
     extract_batch,
+
+
+rule find_stored_batches:
+    input:
+        ancient("<results>/tokens/samples.parquet"),
+        ancient("<results>/tokens/batches.json"),
+        ancient("<results>/target.json"),
+    output:
+        "<results>/extraction/passes/{number}/stored.json",
+    log:
+        "<logs>/find_stored_batches/{number}.log",
+    wildcard_constraints:
+        number=PLAN.unsealed_number,
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        config=section("extraction"),
+        results=results_directory,
+    shell:
+        'exec "$python" "$scripts/find_stored_batches.py" --config {params.config:q} --results {params.results:q}'
+        " --pass-number {wildcards.number} --ledger {output:q} 2> {log:q}"
 
 
 rule extract_pass:

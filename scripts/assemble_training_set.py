@@ -30,13 +30,15 @@ def main() -> None:
     identity = identify_extraction(target, extraction)
     tokens = read_json(arguments.results / "tokens/batches.json")
     samples = arguments.results / "tokens/samples.parquet"
+    left_out = [sample for batch in sorted(tokens["batches"]) for sample in read_json(arguments.results / f"extraction/batches/{batch}.json")["left_out"]]
+    without = {sample["key"] for sample in left_out}
     frequencies = np.load(arguments.results / "tokens/token_frequencies.npy")
 
     building = arguments.output.with_name(f".{arguments.output.name}.part")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    rows = write_rows(samples, building)
-    ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows)
+    rows = write_rows(samples, building, without)
+    ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
     write_token_frequencies(frequencies, building)
     if draft_vocab_size:
         d2t, t2d = draft_vocabulary_map(frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"])
@@ -54,6 +56,7 @@ def main() -> None:
             "tokens": tokens["tokens"],
             "trained_tokens": tokens["trained_tokens"],
             "dropped": tokens["dropped"],
+            "left_out": left_out,
             "draft_vocab_size": draft_vocab_size,
             "states": ways,
         },

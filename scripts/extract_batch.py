@@ -3,10 +3,11 @@
 so that a thousand gates cost seconds."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from eagle3_data import cli
-from eagle3_data.errors import InputError, SampleError, headline, render_failure
+from eagle3_data.errors import InputError, SampleError, failure_headline, headline, render_failure
 from eagle3_data.records import read_json, write_json
 
 FULL_TEXTS = 3
@@ -27,14 +28,17 @@ def main() -> None:
     if outcome["fingerprint"] != arguments.fingerprint:
         raise SampleError(f"batch {arguments.batch} has changed since {arguments.ledger} was written; run the same command again")
     if outcome["state"] != "complete":
-        explain(arguments.batch, ledger, outcome)
+        explain(arguments.batch, ledger, outcome, Path(arguments.ledger))
         raise SampleError(
             f"batch {arguments.batch} is {outcome['state'].replace('_', ' ')}; once the cause is mended, the same command retries exactly what is missing"
         )
-    write_json(arguments.output, {"batch": arguments.batch, "fingerprint": arguments.fingerprint, "ledger": arguments.ledger, "samples": outcome["samples"]})
+    if outcome["left_out"]:
+        cli.say(f"batch {arguments.batch} goes on without {len(outcome['left_out'])} failed samples (extraction.max_failed_fraction)")
+    facts = {"batch": arguments.batch, "fingerprint": arguments.fingerprint, "ledger": arguments.ledger}
+    write_json(arguments.output, {**facts, "samples": outcome["samples"], "left_out": outcome["left_out"]})
 
 
-def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any]) -> None:
+def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any], path: Path) -> None:
     """Say why the batch is incomplete: each failed sample, then what kept the rest from being reached."""
     if outcome["failed"]:
         cli.say(f"batch {batch}: {len(outcome['failed'])} of {outcome['samples']} samples failed; engine output: {ledger['engine_log']}")
@@ -44,12 +48,22 @@ def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any]) -> None
         except InputError as error:
             cli.say(headline(error))
             continue
-        text = render_failure(failure) if index < FULL_TEXTS else f"{failure['class']}: {failure['message']}"
+        text = render_failure(failure) if index < FULL_TEXTS else failure_headline(failure)
         cli.say(f"\n--- sample {failed['sample_id']} ({failed['record']})\n{text}")
     if outcome["not_reached"]:
-        shared = ledger["failure"]
-        cause = f"{shared['class']}: {shared['message']}" if shared else "no cause was recorded"
-        cli.say(f"batch {batch}: {outcome['not_reached']} of {outcome['samples']} samples were not reached: {cause}")
+        cli.say(f"batch {batch}: {outcome['not_reached']} of {outcome['samples']} samples were not reached: {shared_cause(batch, ledger, path)}")
+
+
+def shared_cause(batch: str, ledger: dict[str, Any], path: Path) -> str:
+    """What ended the pass early, told by the first gate that asks; a thousand others only say where."""
+    if not ledger["failure"]:
+        return "no cause was recorded"
+    try:
+        with open(path.with_suffix(".told"), "x", encoding="utf-8") as file:
+            file.write(batch)
+    except FileExistsError:
+        return f"the cause is told by batch {path.with_suffix('.told').read_text(encoding='utf-8')}, and in {path}"
+    return render_failure(ledger["failure"])
 
 
 if __name__ == "__main__":

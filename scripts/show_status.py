@@ -1,66 +1,74 @@
 #!/usr/bin/env python3
-"""Say what a run has done, what failed and why, and what to run next. Reads records only; standard library only."""
+"""Say what a run has done, what failed and why, what runs now, and what to run next. Works from any terminal, also while a run holds
+Snakemake's lock: it only reads records. Standard library only."""
 
 import argparse
-from collections import Counter
+import os
 from pathlib import Path
-from typing import Any
 
 from eagle3_data import cli
-from eagle3_data.extraction.paths import ExtractionPaths
-from eagle3_data.records import find_json
+from eagle3_data.extraction.status import BatchStatus, RunStatus, describe_running
 
 SHOWN_CAUSES = 5
+SHOWN_BATCHES = 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
-    parser.add_argument("--logs", required=True, type=Path, help="the run's log directory")
-    parser.add_argument("--command", default="snakemake --cores all extract", help="the command that goes on")
+    parser.add_argument("--results", required=True, type=Path, help="the run's results directory, results/<run>; its logs are in logs/<run>")
+    parser.add_argument("--part", choices=["table", "summary", "both"], default="both", help="the table of batches, the summary, or both")
+    parser.add_argument("--all", action="store_true", help=f"every batch in the table, not only up to {SHOWN_BATCHES} unfinished ones")
     arguments = parser.parse_args()
-    tokens = find_json(arguments.results / "tokens/batches.json")
-    if tokens is None:
+    logs = Path("logs") / arguments.results.name
+    status = RunStatus(arguments.results)
+    if status.tokens is None:
+        if arguments.part != "summary":
+            print(f"{arguments.results}: nothing is tokenized yet; rules' logs are below {logs}")
         return
-    paths = ExtractionPaths(arguments.results / "extraction")
-    done = [batch for batch in tokens["batches"] if (arguments.results / f"extraction/batches/{batch}.json").exists()]
-    validated = [batch for batch in tokens["batches"] if (arguments.results / f"validation/{batch}.json").exists()]
-    print(f"\n{arguments.results}: {len(done)} of {len(tokens['batches'])} batches extracted, {len(validated)} validated")
-    print(f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens")
+    batches = status.batches()
+    if arguments.part != "summary":
+        show_table(batches if arguments.all else [batch for batch in batches if not batch.is_done], arguments.all)
+    if arguments.part != "table":
+        show_summary(arguments.results, logs, status, batches)
+
+
+def show_summary(results: Path, logs: Path, status: RunStatus, batches: list[BatchStatus]) -> None:
+    """How many of how many, the distinct causes, where the logs are, and the command that goes on."""
+    tokens = status.tokens or {}
+    done, validated = sum(batch.is_done for batch in batches), sum(batch.state == "validated" for batch in batches)
+    print(f"\n{results}: {done} of {len(batches)} batches extracted, {validated} validated")
+    print(f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens; {status.written_bytes / 2**30:.2f} GiB written in {status.passes} passes")
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens["dropped"].items()))
     if dropped:
         print(f"  dropped by tokenization: {dropped}")
-    if (arguments.results / "training_set/provenance.json").exists():
-        print(f"  training set: {arguments.results}/training_set")
-    if len(done) == len(tokens["batches"]):
+    if (results / "training_set/provenance.json").exists():
+        print(f"  training set: {results}/training_set")
+    running = status.running()
+    for lease in running:
+        print(f"  running: {describe_running(lease)}")
+    if done == len(batches):
         return
-    if paths.ledgers():
-        for cause, count in causes_of_last_pass(paths).most_common(SHOWN_CAUSES):
+    if status.passes:
+        for cause, count in status.causes().most_common(SHOWN_CAUSES):
             print(f"  {count} samples: {cause}")
-        print(f"  logs: {arguments.logs}/extract_pass, {arguments.logs}/extract_batch")
-    else:
-        print(f"  no pass has ended yet; where a rule failed, its log below {arguments.logs} says why")
-    print(f"  once the cause is mended, this retries exactly what is missing:\n    {arguments.command}")
+        print(f"  logs: {logs}/extract_pass, {logs}/extract_batch")
+    elif not running:
+        print(f"  no pass has ended yet; where a rule failed, its log below {logs} says why")
+    print("  once the cause is mended, this retries exactly what is missing:")
+    print(f"    {os.environ.get('EAGLE3_DATA_COMMAND', 'snakemake --cores all extract')}")
+    print("  (after a kill -9 of Snakemake itself, first: snakemake --unlock)")
 
 
-def causes_of_last_pass(paths: ExtractionPaths) -> Counter[str]:
-    """The distinct causes in the newest pass, with how many samples each cost."""
-    causes: Counter[str] = Counter()
-    ledgers = paths.ledgers()
-    for path in [path for path in ledgers if path.parent == ledgers[-1].parent]:
-        ledger = find_json(path) or {"batches": {}, "failure": None}
-        for outcome in ledger["batches"].values():
-            for failed in outcome["failed"]:
-                record = find_json(failed["record"])
-                causes[headline(record["failure"]) if record else f"see {failed['record']}"] += 1
-            if outcome["not_reached"]:
-                causes[headline(ledger["failure"]) if ledger["failure"] else "not reached"] += outcome["not_reached"]
-    return causes
-
-
-def headline(failure: dict[str, Any]) -> str:
-    causes = failure.get("causes") or ()
-    return f"{failure['class']}: {failure['message']}" + (f" (caused by {causes[0]})" if causes else "")
+def show_table(batches: list[BatchStatus], everything: bool) -> None:
+    """Batch, state, size, and why."""
+    shown = batches if everything else batches[:SHOWN_BATCHES]
+    if shown:
+        print(f"\n  {'batch':<6} {'state':<10} {'samples':>8} {'tokens':>12}")
+    for batch in shown:
+        print(f"  {batch.batch:<6} {batch.state:<10} {batch.samples:>8} {batch.tokens:>12,}  {batch.detail}".rstrip())
+    if len(shown) < len(batches):
+        print(f"  ... and {len(batches) - len(shown)} more; --all lists every batch")
+    print()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def main() -> None:
     target = TargetDescription.read(arguments.results / "target.json")
     identity = identify_extraction(target, extraction)
     entry = read_json(arguments.results / "tokens/batches.json")["batches"][arguments.batch]
-    samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry["row_group"])
+    left_out = {sample["key"] for sample in read_json(arguments.results / f"extraction/batches/{arguments.batch}.json")["left_out"]}
+    all_samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry["row_group"])
+    samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
     verdict = validate_samples(samples, store, identity, target.hidden_size, read_head(Path(target.path)))
     record = {"batch": arguments.batch, "extraction_id": identity.extraction_id, **verdict.as_record()}

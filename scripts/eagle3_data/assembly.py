@@ -14,7 +14,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +47,31 @@ def link_states(source: Path, destination: Path) -> str:
         return "copy"
 
 
-def write_rows(samples: Path, directory: Path) -> int:
-    """Write the Arrow part of the set from `samples` (tokens/samples.parquet); returns the number of rows."""
+def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:
+    """Write the Arrow part of the set from `samples` (tokens/samples.parquet) but for the keys of `without`; returns the number of rows."""
     from datasets import Dataset, Features, List, Value
 
     features = Features({"input_ids": List(Value("int64")), "loss_mask": List(Value("int64")), "seq_len": Value("int64")})
     with tempfile.TemporaryDirectory(dir=directory.parent) as cache:
-        dataset = Dataset.from_generator(_rows, gen_kwargs={"samples": str(samples)}, features=features, cache_dir=cache, keep_in_memory=False)
+        dataset = Dataset.from_generator(
+            _rows, gen_kwargs={"samples": str(samples), "without": sorted(without)}, features=features, cache_dir=cache, keep_in_memory=False
+        )
         dataset.set_format("torch")
         dataset.save_to_disk(directory)
         return len(dataset)
 
 
-def _rows(samples: str) -> Iterator[dict[str, Any]]:
-    for sample in SampleFile(samples).all_samples():
+def _rows(samples: str, without: list[str]) -> Iterator[dict[str, Any]]:
+    for sample in SampleFile(samples).all_samples(frozenset(without)):
         yield {"input_ids": sample.token_ids, "loss_mask": sample.loss_mask, "seq_len": len(sample.token_ids)}
 
 
-def link_rows(samples: Path, store: Store, directory: Path, rows: int) -> dict[str, int]:
+def link_rows(samples: Path, store: Store, directory: Path, rows: int, without: Collection[str]) -> dict[str, int]:
     """Link every row's states as hidden_states/hs_<row>.safetensors; returns how many were linked in which way."""
     ways: dict[str, int] = {}
     (directory / "hidden_states").mkdir()
     with Progress("links", "samples", rows) as progress:
-        for row, name in enumerate(SampleFile(samples).all_names()):
+        for row, name in enumerate(SampleFile(samples).all_names(without)):
             if not store.holds(name.key):
                 raise InputError(f"sample {name.sample_id} ({name.key}) is no longer in the store {store.directory}; the same command extracts it anew")
             way = link_states(store.states_path(name.key), directory / f"hidden_states/hs_{row}.safetensors")

@@ -140,6 +140,14 @@ class Extraction(Section):
         65_536, ge=1, description="Tokens handed to the engine and not yet committed; bounds host memory to this times the bytes of a token."
     )
     write_timeout_s: float = Field(600, gt=0, description="How long a finished request's file may take to appear.")
+    load_timeout_s: float = Field(7200, gt=0, description="How long the engine may take to load the model.")
+    stall_timeout_s: float = Field(900, gt=0, description="An engine that finishes no sample for so long hangs: it is ended and started again.")
+    engine_restarts: int = Field(3, ge=0, description="How often a pass starts an engine again that died or hung. Each time loads the model.")
+    disk_reserve_gib: float = Field(1, ge=0, description="The pass stops cleanly when less than this is free where the store is.")
+    stop_before_end_s: float = Field(120, ge=0, description="In a SLURM job, the pass stops cleanly so long before the walltime ends.")
+    max_failed_fraction: float = Field(
+        0, ge=0, lt=1, description="Share of a batch's samples that may fail: it is complete without them, and the training set's provenance lists them."
+    )
     engine_arguments: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the engine, for `vllm` those of `vllm.LLM`.")
 
     @model_validator(mode="after")

@@ -26,6 +26,10 @@ class SampleError(Eagle3DataError):
     """One sample cannot be extracted; the others can."""
 
 
+class StorageError(Eagle3DataError):
+    """There is no room for more states."""
+
+
 class EngineError(Eagle3DataError):
     """The engine did not start, died, or stopped answering."""
 
@@ -72,6 +76,12 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
 def describe_situation(kind: type[Eagle3DataError], message: str, *, traceback: str = "", causes: tuple[str, ...] = ()) -> dict[str, Any]:
     """A failure description of something that was not raised here: a dead process, a missing file, a time-out."""
     return {"class": kind.__name__, "message": message, "notes": [], "causes": list(causes), "errno": None, "traceback": traceback}
+
+
+def failure_headline(failure: dict[str, Any]) -> str:
+    """One line of a failure description: type, message, and the first cause."""
+    causes = failure.get("causes") or ()
+    return f"{failure['class']}: {failure['message']}" + (f" (caused by {causes[0]})" if causes else "")
 
 
 def render_failure(failure: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,12 @@ class SampleFile:
         columns = (table[name].to_pylist() for name in ("sample_id", "key", "input_ids", "loss_mask"))
         return [Sample(sample_id, key, tuple(ids), tuple(mask)) for sample_id, key, ids, mask in zip(*columns, strict=True)]
 
-    def all_names(self) -> Iterator[SampleName]:
-        """Names in training order, one batch in memory."""
+    def all_names(self, without: Collection[str] = ()) -> Iterator[SampleName]:
+        """Names in training order but for the keys of `without`, one batch in memory."""
         for row_group in range(self._file.num_row_groups):
-            yield from self.names(row_group)
+            yield from (name for name in self.names(row_group) if name.key not in without)
 
-    def all_samples(self) -> Iterator[Sample]:
-        """Samples in training order, one batch in memory."""
+    def all_samples(self, without: Collection[str] = ()) -> Iterator[Sample]:
+        """Samples in training order but for the keys of `without`, one batch in memory."""
         for row_group in range(self._file.num_row_groups):
-            yield from self.samples(row_group)
+            yield from (sample for sample in self.samples(row_group) if sample.key not in without)

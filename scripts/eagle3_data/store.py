@@ -1,19 +1,28 @@
 """The content-addressed store: `<root>/<extraction_id>/<kk>/<key>.safetensors` and its sidecar `<key>.json`.
 
-A sample is in the store when both files are there. Commit order: the states are complete under a name below `incoming/`
-and checked; then the sidecar is written; last the states are renamed into place. So a reader never sees a torn file,
-and a states file without a sidecar does not exist. Standard library only.
+A sample is in the store when both files are there. Commit order: the states are complete under a name below `incoming/`,
+checked, and forced to the disk; then the sidecar is written, forced to the disk and renamed; last the states are renamed
+into place. So a reader never sees a torn file, and a states file without a sidecar does not exist, whatever is killed and
+whenever the power fails. Directories are not forced to the disk: after a power failure a sample may be absent, and is then
+extracted anew, but never torn. Two writers of one key: the first wins, the second's states are thrown away, since the
+sidecar holds the checksum of exactly one of them. Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.records import read_json, write_json
+from eagle3_data.records import find_json, read_json, write_json
+
+OWNER = "owner.json"
+"""In a writer's folder below `incoming/`: the process that writes there."""
 
 
 class Store:
@@ -29,9 +38,21 @@ class Store:
     def sidecar_path(self, key: str) -> Path:
         return self.directory / key[:2] / f"{key}.json"
 
-    def incoming(self, writer: str) -> Path:
-        """Where `writer` (a pass and stripe) has its engine put states before they are committed."""
-        return self.directory / "incoming" / writer
+    def open_incoming(self, writer: str, owner: dict[str, Any]) -> Path:
+        """Make the folder where `writer` (a pass and stripe) has its engine put states before they are committed."""
+        directory = self.directory / "incoming" / writer
+        write_json(directory / OWNER, owner)
+        return directory
+
+    def clean_incoming(self, is_gone: Callable[[dict[str, Any]], bool]) -> int:
+        """Remove what writers left behind that are gone (killed); returns how many. Nothing of a living one is touched."""
+        removed = 0
+        for directory in self.directory.glob("incoming/*"):
+            owner = find_json(directory / OWNER)
+            if owner is not None and is_gone(owner):
+                shutil.rmtree(directory, ignore_errors=True)
+                removed += 1
+        return removed
 
     def holds(self, key: str) -> bool:
         return self.states_path(key).exists() and self.sidecar_path(key).exists()
@@ -48,10 +69,28 @@ class Store:
         """Raises InputError where there is none."""
         return read_json(self.sidecar_path(key))
 
-    def commit(self, key: str, states: Path, sidecar: dict[str, Any]) -> None:
-        """Take in complete, checked states. They must lie on the store's file system."""
-        write_json(self.sidecar_path(key), {"key": key, "extraction_id": self.extraction_id, **sidecar})
-        os.replace(states, self.states_path(key))
+    def commit(self, key: str, states: Path, sidecar: dict[str, Any]) -> bool:
+        """Take in complete, checked states that lie on the store's file system. False: another writer was first."""
+        with open(states, "rb") as file:
+            os.fsync(file.fileno())
+        with self._locked(key):
+            if self.holds(key):
+                states.unlink()
+                return False
+            write_json(self.sidecar_path(key), {"key": key, "extraction_id": self.extraction_id, **sidecar})
+            os.replace(states, self.states_path(key))
+            return True
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        """Alone with a shelf, among threads, processes and, where the file system passes locks on, machines. The kernel frees
+        the lock of a process that dies."""
+        lock = self.directory / key[:2] / ".lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with open(lock, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def quarantine(self, key: str, reason: str) -> None:
         """Take a rejected sample out of the store, kept aside with the reason, so that the next pass extracts it anew."""

@@ -37,23 +37,27 @@ class RejectionError(SampleError):
         self.failure = failure
 
 
-class Committer:
-    """Commits samples of one pass into `store`. `engine_gone` shortens the wait for files that will not come."""
+class UnwrittenError(EngineError):
+    """The engine died after it had computed a sample and before it had written it: nothing is wrong with the sample."""
 
-    def __init__(self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float, engine_gone: threading.Event) -> None:
+
+class Committer:
+    """Commits samples of one pass into `store`."""
+
+    def __init__(self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float) -> None:
         self._store = store
         self._expected = expected
         self._provenance = provenance
         self._write_timeout_s = write_timeout_s
-        self._engine_gone = engine_gone
 
-    def commit(self, request: Request, extracted: Extracted) -> int:
-        """Commit one sample; returns its size in bytes. Raises SampleError, EngineError or RejectionError; then nothing of it is kept."""
+    def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> int:
+        """Commit one sample; returns its size in bytes. Raises SampleError, EngineError or RejectionError; then nothing of it is
+        kept. `engine_gone` shortens the wait for a file that will not come."""
         path = Path(request.states_path)
         if extracted.states_path != request.states_path:
             raise EngineError(f"asked for {request.states_path}, the engine wrote {extracted.states_path}; its states may be another sample's")
         try:
-            self._wait_for(path)
+            self._wait_for(path, engine_gone)
             self._check(path, request)
             size = path.stat().st_size
             sidecar = {
@@ -69,7 +73,7 @@ class Committer:
             path.unlink(missing_ok=True)
         return size
 
-    def _wait_for(self, path: Path) -> None:
+    def _wait_for(self, path: Path, engine_gone: threading.Event) -> None:
         error = error_path(path)
         gone, deadline = False, time.monotonic() + self._write_timeout_s
         while not path.exists():
@@ -77,13 +81,11 @@ class Committer:
                 failure = json.loads(error.read_text(encoding="utf-8"))
                 error.unlink()
                 raise RejectionError(failure)
-            if self._engine_gone.is_set() and not gone:
+            if engine_gone.is_set() and not gone:
                 gone, deadline = True, time.monotonic() + LAST_LOOK_S
             if time.monotonic() >= deadline:
-                raise EngineError(
-                    f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
-                    + (" before it died" if gone else f" within {self._write_timeout_s:.0f} s")
-                )
+                told = f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
+                raise UnwrittenError(f"{told} before it died") if gone else EngineError(f"{told} within {self._write_timeout_s:.0f} s")
             time.sleep(POLL_S)
 
     def _check(self, path: Path, request: Request) -> None:

@@ -6,16 +6,23 @@ Its stdout and stderr are the engine log. It talks with the supervisor through t
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from eagle3_data.child import watch_lifeline
 from eagle3_data.engines.base import Engine, EngineSettings, Fatal, Ready, Rejected, Request, load_engine
-from eagle3_data.errors import SampleError, describe_exception
+from eagle3_data.errors import EngineError, SampleError, describe_exception, describe_situation
+
+OWN_WORDS_S = 5.0
+"""Time for the engine to notice by itself that a process of its died: it may know why."""
 
 
 def serve(engine: Engine, channel: Connection) -> None:
@@ -40,9 +47,25 @@ def serve(engine: Engine, channel: Connection) -> None:
             in_flight -= len(results)
 
 
+def watch_own_children(channel: Connection) -> None:
+    """Tell the supervisor when a process of the engine's dies: after a kill -9 of vLLM's engine core, `step` waits forever."""
+    children = {process.sentinel: process for process in multiprocessing.active_children()}
+
+    def wait_for_death() -> None:
+        died = children[wait(list(children))[0]]  # type: ignore[index]
+        time.sleep(OWN_WORDS_S)
+        with contextlib.suppress(OSError):  # closed: it was told to end
+            channel.send(Fatal(describe_situation(EngineError, f"the engine's process {died.name} ended with exit code {died.exitcode}")))
+            os._exit(1)
+
+    if children:
+        threading.Thread(target=wait_for_death, daemon=True).start()
+
+
 def main() -> None:
     os.umask(0o077)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
     watch_lifeline()
     channel = Connection(int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
@@ -51,11 +74,14 @@ def main() -> None:
     try:
         engine = load_engine(settings.engine)(settings)
         channel.send(Ready(engine.versions, time.monotonic() - started))
+        watch_own_children(channel)
         serve(engine, channel)
+        channel.close()  # what ends from here on ends because it is told to
         engine.close()
     except BaseException as error:  # noqa: BLE001  the supervisor must learn of it, whatever it is
         traceback.print_exc()
-        channel.send(Fatal(describe_exception(error)))
+        with contextlib.suppress(OSError):
+            channel.send(Fatal(describe_exception(error)))
         sys.exit(1)
 
 

@@ -11,11 +11,12 @@ READ_BYTES = 4 << 20
 """How much of the end of a log is looked at."""
 
 
-def with_root_cause(failure: dict[str, Any], log: Path) -> dict[str, Any]:
-    """The failure with the log's first real cause in front of its causes, the remedy, and the lines that tell."""
+def with_root_cause(failure: dict[str, Any], log: Path, start: int = 0) -> dict[str, Any]:
+    """The failure with the log's first real cause in front of its causes, the remedy, and the lines that tell. The log is
+    read from byte `start`, where this engine's part begins."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - READ_BYTES))
+            file.seek(max(start, log.stat().st_size - READ_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return failure

@@ -1,18 +1,23 @@
-"""The supervisor's side of the engine's process. Standard library only."""
+"""The supervisor's side of the engine's process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
+import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.errors import EngineError, describe_situation
+from eagle3_data.extraction.engine_log import with_root_cause
 
+STACKS_S = 1.0
 Word = Ready | Extracted | Rejected | Fatal
 
 
@@ -21,6 +26,7 @@ class EngineProcess:
 
     def __init__(self, settings: EngineSettings, log: Path) -> None:
         self._log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
@@ -45,6 +51,16 @@ class EngineProcess:
         elif not ready:
             return None
         return Fatal(describe_situation(EngineError, f"the engine's process {self._child.end()}; its output is in {self._log}"))
+
+    def explain(self, failure: dict[str, Any]) -> dict[str, Any]:
+        """The failure with its root cause, where this engine's own part of the log tells it."""
+        return with_root_cause(failure, self._log, self._log_start)
+
+    def show_stacks(self) -> None:
+        """Have the engine's process write into its log where each of its threads is; for one that hangs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child.process.pid, signal.SIGUSR1)
+            time.sleep(STACKS_S)
 
     def close(self, timeout_s: float = 60) -> None:
         """Let the engine finish by itself, then end whatever is left of its process group."""

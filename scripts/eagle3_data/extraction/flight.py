@@ -2,64 +2,84 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from eagle3_data.engines.base import Extracted, Rejected, Request
 from eagle3_data.errors import describe_exception
-from eagle3_data.extraction.committer import Committer, RejectionError
+from eagle3_data.extraction.committer import Committer, RejectionError, UnwrittenError
 from eagle3_data.extraction.outcomes import Outcomes
 from eagle3_data.progress import Progress
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
 
 class Flight:
-    """Requests between departure to the engine and commit. `tokens` is what the in-flight bound counts."""
+    """Requests between departure to the engine and commit. `tokens` is what the in-flight bound counts, so at most
+    `extraction.in_flight_tokens` tokens' states are in the engine's memory or unfinished on the disk."""
 
     def __init__(self, committer: Committer, pool: ThreadPoolExecutor, outcomes: Outcomes, progress: Progress) -> None:
         self._committer, self._pool, self._outcomes, self._progress = committer, pool, outcomes, progress
-        self.requests: dict[str, Request] = {}
-        self.committing: dict[Future[int], Request] = {}
+        self._committing: dict[Future[int], Request] = {}
+        self.with_engine: dict[str, Request] = {}
+        self.lost: list[Request] = []
+        """Finished by an engine that died before it wrote them: to be extracted again."""
         self.tokens = 0
+        self.no_room: dict[str, Any] | None = None
+        """The failure that says that the disk is full, once there was one."""
+
+    def __bool__(self) -> bool:
+        return bool(self.with_engine or self._committing)
 
     def depart(self, request: Request) -> None:
-        self.requests[request.key] = request
+        self.with_engine[request.key] = request
         self.tokens += len(request.token_ids)
 
-    def arrive(self, word: Extracted | Rejected) -> None:
-        request = self.requests[word.key]
+    def arrive(self, word: Extracted | Rejected, engine_gone: threading.Event) -> None:
+        request = self.with_engine.pop(word.key)
         if isinstance(word, Rejected):
-            self._fail(request, word.failure)
+            self.fail(request, word.failure)
         else:
-            self.committing[self._pool.submit(self._committer.commit, request, word)] = request
+            self._committing[self._pool.submit(self._committer.commit, request, word, engine_gone)] = request
+
+    @property
+    def committing(self) -> bool:
+        return bool(self._committing)
 
     def book(self) -> None:
         """Take note of commits that ended."""
-        for future in [future for future in self.committing if future.done()]:
-            request = self.committing.pop(future)
+        for future in [future for future in self._committing if future.done()]:
+            request = self._committing.pop(future)
             error = future.exception()
             if error is None:
-                self._land(request)
+                self.tokens -= len(request.token_ids)
                 self._outcomes.committed(request.key, len(request.token_ids), future.result())
                 self._progress.add(tokens=len(request.token_ids))
+            elif isinstance(error, UnwrittenError):
+                self.tokens -= len(request.token_ids)
+                self.lost.append(request)
             else:
-                self._fail(request, error.failure if isinstance(error, RejectionError) else describe_exception(error))
+                self.fail(request, error.failure if isinstance(error, RejectionError) else describe_exception(error))
 
-    def end(self, failure: dict[str, Any] | None) -> None:
-        """No more words will come: wait for running commits, then fail what is still with the engine (without a failure:
-        leave it unreached)."""
-        wait(self.committing)
+    def engine_died(self) -> list[Request]:
+        """Wait for the commits that still can succeed, and give back what the dead engine was computing."""
+        wait(self._committing)
         self.book()
-        for request in list(self.requests.values()):
-            if failure is None:
-                self._land(request)
-            else:
-                self._fail(request, failure)
+        taken = list(self.with_engine.values())
+        self.tokens -= sum(len(request.token_ids) for request in taken)
+        self.with_engine.clear()
+        return taken
 
-    def _fail(self, request: Request, failure: dict[str, Any]) -> None:
-        self._land(request)
+    def fail(self, request: Request, failure: dict[str, Any]) -> None:
+        """Book a sample of this flight as failed."""
+        self.tokens -= len(request.token_ids)
+        self.blame(request, failure)
+
+    def blame(self, request: Request, failure: dict[str, Any]) -> None:
+        """Book a sample that is not in flight any more as failed."""
         self._outcomes.failed(request.key, len(request.token_ids), failure)
         self._progress.add(failed=1)
-
-    def _land(self, request: Request) -> None:
-        del self.requests[request.key]
-        self.tokens -= len(request.token_ids)
+        if failure.get("errno") in NO_ROOM:
+            self.no_room = failure

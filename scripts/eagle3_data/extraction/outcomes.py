@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.errors import failure_headline
 from eagle3_data.extraction.paths import ExtractionPaths
-from eagle3_data.records import write_json
+from eagle3_data.records import find_json, write_json
 from eagle3_data.samples import SampleName
 
 COMPLETE, FAILED, NOT_REACHED = "complete", "failed", "not_reached"
@@ -23,31 +26,44 @@ class BatchOutcome:
     waiting: set[str]
     failed: dict[str, str] = field(default_factory=dict)
     """Key of a failed sample → path of its failure record."""
+    causes: Counter[str] = field(default_factory=Counter)
+    left_out: bool = False
+    """Whether the failed samples are knowingly gone without."""
 
     @property
     def state(self) -> str:
-        if self.failed:
-            return FAILED
-        return NOT_REACHED if self.waiting else COMPLETE
+        if self.waiting and not self.failed:
+            return NOT_REACHED
+        return FAILED if self.waiting or (self.failed and not self.left_out) else COMPLETE
+
+    def failures(self) -> list[dict[str, str]]:
+        return [{"sample_id": s.sample_id, "key": s.key, "record": self.failed[s.key]} for s in self.samples if s.key in self.failed]
 
     def as_record(self) -> dict[str, Any]:
         return {
             "state": self.state,
             "fingerprint": self.fingerprint,
-            "samples": len(self.samples),
-            "failed": [{"sample_id": s.sample_id, "record": self.failed[s.key]} for s in self.samples if s.key in self.failed],
+            "samples": len(self.samples) - (len(self.failed) if self.left_out else 0),
+            "left_out": self.failures() if self.left_out else [],
+            "failed": [] if self.left_out else self.failures(),
             "not_reached": len(self.waiting),
         }
 
 
 class Outcomes:
-    """Books the samples of one stripe of a pass. A batch's record is written as soon as its last sample is in the store."""
+    """Books the samples of one stripe of a pass. A batch's record is written as soon as its last sample is in the store.
 
-    def __init__(self, paths: ExtractionPaths, number: str, stripe: int, facts: dict[str, Any]) -> None:
-        self._paths, self._number, self._stripe, self._facts = paths, number, stripe, facts
+    `facts` are in every record; `failure_facts` in every failure record (versions, the command that retries). A record that
+    cannot be written (a full disk) is kept and written by `finish`.
+    """
+
+    def __init__(self, paths: ExtractionPaths, number: str, facts: dict[str, Any], failure_facts: dict[str, Any], max_failed_fraction: float = 0.0) -> None:
+        self._paths, self._number, self._facts, self._failure_facts = paths, number, facts, failure_facts
+        self._max_failed_fraction = max_failed_fraction
         self._batches: dict[str, BatchOutcome] = {}
         self._batches_of: dict[str, list[str]] = {}
-        self.tokens = self.size_bytes = self.extracted = 0
+        self._unwritten: dict[Path, dict[str, Any]] = {}
+        self.tokens = self.size_bytes = self.extracted = self.failures = 0
 
     def known_complete(self, batch: str, fingerprint: str, samples: Sequence[SampleName]) -> None:
         """A batch an earlier pass finished: listed in this ledger, its record left alone."""
@@ -69,9 +85,14 @@ class Outcomes:
         return key in self._batches_of
 
     def committed(self, key: str, tokens: int, size_bytes: int) -> None:
+        """This pass put a sample into the store."""
         self.extracted += 1
         self.tokens += tokens
         self.size_bytes += size_bytes
+        self.found(key)
+
+    def found(self, key: str) -> None:
+        """A sample is in the store, whoever put it there."""
         for batch in self._batches_of.pop(key):
             outcome = self._batches[batch]
             outcome.waiting.discard(key)
@@ -80,24 +101,61 @@ class Outcomes:
 
     def failed(self, key: str, tokens: int, failure: dict[str, Any]) -> None:
         """Write a failure record for each batch the sample is in."""
+        self.failures += 1
         for batch in self._batches_of.pop(key):
             outcome = self._batches[batch]
             outcome.waiting.discard(key)
+            outcome.causes[failure_headline(failure)] += 1
             path = self._paths.failure(batch, self._number, key)
             sample_id = next(sample.sample_id for sample in outcome.samples if sample.key == key)
-            write_json(path, {**self._facts, "batch": batch, "sample_id": sample_id, "key": key, "tokens": tokens, "failure": failure})
+            attempt = 1 + sum(earlier != path for earlier in self._paths.failures(batch, key))
+            told = {"batch": batch, "sample_id": sample_id, "key": key, "tokens": tokens, "attempt": attempt, "failure": failure}
+            self._write(path, {**self._facts, **self._failure_facts, **told})
             outcome.failed[key] = str(path)
+
+    def finish(self, shared: dict[str, Any] | None) -> None:
+        """No more samples will come. `shared` is what ended the pass early, if something did."""
+        for batch, outcome in self._batches.items():
+            if outcome.failed and not outcome.waiting and len(outcome.failed) <= self._max_failed_fraction * len(outcome.samples):
+                outcome.left_out = True
+                self._write_record(batch, outcome)
+            elif outcome.failed:
+                causes = dict(outcome.causes)
+                if outcome.waiting and shared:
+                    causes[failure_headline(shared)] = len(outcome.waiting)
+                summary = {"batch": batch, **outcome.as_record(), "causes": causes}
+                self._write(self._paths.failure_summary(batch, self._number), {**self._facts, **self._failure_facts, **summary})
+        unwritten, self._unwritten = self._unwritten, {}
+        for path, record in unwritten.items():
+            write_json(path, record)
 
     def counts(self) -> dict[str, int]:
         states = [outcome.state for outcome in self._batches.values()]
         return {state: states.count(state) for state in (COMPLETE, FAILED, NOT_REACHED)}
 
+    def missing(self) -> int:
+        """Samples that are neither in the store nor failed."""
+        return len(self._batches_of)
+
     def batches(self) -> dict[str, Any]:
         return {batch: outcome.as_record() for batch, outcome in self._batches.items()}
 
     def _write_record(self, batch: str, outcome: BatchOutcome) -> None:
-        samples = [{"sample_id": sample.sample_id, "key": sample.key} for sample in outcome.samples]
-        write_json(self._paths.record(batch), {**self._facts, "batch": batch, "fingerprint": outcome.fingerprint, "samples": samples})
+        samples = [{"sample_id": sample.sample_id, "key": sample.key} for sample in outcome.samples if sample.key not in outcome.failed]
+        record = {**self._facts, "batch": batch, "fingerprint": outcome.fingerprint, "samples": samples, "left_out": outcome.failures()}
+        self._write(self._paths.record(batch), record)
+
+    def _write(self, path: Path, record: dict[str, Any]) -> None:
+        self._unwritten[path] = record
+        with contextlib.suppress(OSError):
+            write_json(path, record)
+            del self._unwritten[path]
+
+
+def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str) -> bool:
+    """Whether this very batch was finished by a pass whose ledger is still there."""
+    record = find_json(paths.record(batch))
+    return bool(record and record["fingerprint"] == fingerprint and not record["left_out"] and paths.ledger(record["pass"], record["stripe"]).exists())
 
 
 def rejected_path(results: Path, batch: str) -> Path:

@@ -23,6 +23,15 @@ class ExtractionPaths:
         """Numbers of all pass folders, with a ledger in them or not."""
         return [int(path.name) for path in self.root.glob("passes/*") if re.fullmatch(r"\d{3,}", path.name)]
 
+    def stored_ledger(self, number: str) -> Path:
+        """Batches that were complete in the store before a pass was needed: what the rule `find_stored_batches` makes."""
+        return self.root / "passes" / number / "stored.json"
+
+    @property
+    def running(self) -> Path:
+        """Leases and progress of the passes that run now (`eagle3_data.extraction.lease`)."""
+        return self.root / "running"
+
     def record(self, batch: str) -> Path:
         """Written by the pass that finished the batch: its samples and that pass."""
         return self.root / "records" / f"{batch}.json"
@@ -30,3 +39,11 @@ class ExtractionPaths:
     def failure(self, batch: str, number: str, key: str) -> Path:
         """One failed sample in one pass; kept over later passes."""
         return self.root / "failures" / batch / f"{number}-{key}.json"
+
+    def failures(self, batch: str, key: str) -> list[Path]:
+        """Failure records of a sample in all passes."""
+        return sorted(self.root.glob(f"failures/{batch}/*-{key}.json"))
+
+    def failure_summary(self, batch: str, number: str) -> Path:
+        """What one pass failed to do of a batch, in short."""
+        return self.root / "failures" / batch / f"{number}.json"

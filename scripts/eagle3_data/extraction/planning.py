@@ -1,12 +1,15 @@
 """What is finished and what the next pass must do, as Snakemake sees it when it reads the workflow. No torch, no vLLM.
 
 A pass writes a new numbered ledger; a ledger that exists is sealed. A finished batch depends on the pass that made it,
-an unfinished one on the next pass. So every run plans at most one new pass (in `extraction.jobs` stripes).
+an unfinished one on the next pass. So every run plans at most one new pass (in `extraction.jobs` stripes). A batch that
+was never finished here, but whose samples are all in the store (another run, other batch sizes), depends on the ledger of a
+local rule instead: for it no GPU is asked for.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +20,7 @@ from eagle3_data.errors import ConfigError
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.records import find_json, read_json
+from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
 
@@ -43,9 +47,10 @@ class Plan:
                 self._records[path.stem] = record
         numbers = self._paths.pass_numbers() + [int(record["pass"]) for record in self._records.values()]
         self.next_number = f"{1 + max(numbers, default=0):03d}"
-        sealed = "|".join(re.escape(f"{path.parent.name}/{path.stem}") for path in self._paths.ledgers())
-        self.unsealed = (rf"(?!(?:{sealed})\.json)" if sealed else "") + r"\d\d\d+/\d+"
+        self.unsealed = _none_of(f"{path.parent.name}/{path.stem}" for path in self._paths.ledgers()) + r"\d\d\d+/\d+"
         """Pattern of the `<number>/<stripe>` of `<number>/<stripe>.json` that a rule may still make."""
+        self.unsealed_number = _none_of(f"{path.parent.name}/stored" for path in self._paths.root.glob("passes/*/stored.json")) + r"\d\d\d+"
+        """Pattern of the `<number>` of `<number>/stored.json` that a rule may still make."""
 
     def view(self) -> TokensView:
         """The batches as they are now: tokenization may rewrite them while Snakemake runs."""
@@ -56,13 +61,20 @@ class Plan:
         return self._view[1]
 
     def made_by(self, batch: str) -> Made:
-        """The ledger of the pass that finished `batch`, or that of the next pass."""
+        """The ledger of the pass that finished `batch`, or else the one that will mention it."""
         view, record = self.view(), self._records.get(batch)
-        if record and not (self._results / f"validation/rejected/{batch}.json").exists() and view.is_stored(batch, record):
+        if (self._results / f"validation/rejected/{batch}.json").exists():
+            return self._next_pass(batch)
+        if record and view.is_stored(batch, record):
             ledger = self._paths.ledger(record["pass"], record["stripe"])
             if ledger.exists():
                 return Made(str(ledger), True)
-        return Made(str(self._paths.ledger(self.next_number, view.stripe(batch))), False)
+        if view.is_complete_in_store(batch):
+            return Made(str(self._paths.stored_ledger(self.next_number)), False)
+        return self._next_pass(batch)
+
+    def _next_pass(self, batch: str) -> Made:
+        return Made(str(self._paths.ledger(self.next_number, self.view().stripe(batch))), False)
 
 
 class TokensView:
@@ -70,7 +82,8 @@ class TokensView:
 
     def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
         self.batches: dict[str, dict[str, Any]] = read_json(batches_json)["batches"]
-        self._jobs = extraction.jobs
+        self._samples = batches_json.with_name("samples.parquet")
+        self._jobs, self._max_failed_fraction = extraction.jobs, extraction.max_failed_fraction
         try:
             self._identity: ExtractionIdentity | None = identify_extraction(TargetDescription.read(target_json), extraction)
         except ConfigError:  # impossible layer ids: check_compatibility tells, before any pass
@@ -85,8 +98,21 @@ class TokensView:
         return self._identity.batch_fingerprint(self.batches[batch]["fingerprint"]) if self._identity else ""
 
     def is_stored(self, batch: str, record: dict[str, Any]) -> bool:
-        """Whether `record` is of this very batch and all its samples are in the store."""
-        return record["fingerprint"] == self.fingerprint(batch) and all(sample["key"] in self._keys for sample in record["samples"])
+        """Whether `record` is of this very batch, all its samples are in the store, and no more were left out than may be."""
+        left_out, kept = record["left_out"], record["samples"]
+        if record["fingerprint"] != self.fingerprint(batch) or len(left_out) > self._max_failed_fraction * (len(left_out) + len(kept)):
+            return False
+        return all(sample["key"] in self._keys for sample in kept)
+
+    def is_complete_in_store(self, batch: str) -> bool:
+        """Whether every sample of the batch is in the store, whichever run put it there."""
+        if not self._identity or not self._keys:
+            return False
+        return all(name.key in self._keys for name in self._sample_file.names(self.batches[batch]["row_group"]))
+
+    @cached_property
+    def _sample_file(self) -> SampleFile:
+        return SampleFile(self._samples)
 
     @cached_property
     def _keys(self) -> set[str]:
@@ -96,3 +122,9 @@ class TokensView:
 def stripe_of(batch: str, jobs: int) -> int:
     """The stripe a batch belongs to when `jobs` jobs share a pass."""
     return int(batch) % jobs
+
+
+def _none_of(names: Iterable[str]) -> str:
+    """Regular expression that refuses `<name>.json` of each of the names, and takes no text."""
+    sealed = "|".join(map(re.escape, names))
+    return rf"(?!(?:{sealed})\.json)" if sealed else ""

@@ -1,7 +1,7 @@
 """One stripe of a pass: every unfinished batch through one engine, loaded once, and only if there is something to extract.
 
-The supervisor feeds samples continuously across batches, bounded by `extraction.in_flight_tokens`, and commits finished
-ones while the engine computes. Whatever happens to the engine, the ledger is written.
+Under its lease, the supervisor surveys what is missing, has the canary prove the engine, and feeds the samples
+(`eagle3_data.extraction.feeding`). Whatever happens to the engine, the ledger is written.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.cli import say
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
-from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
-from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
+from eagle3_data.engines.base import EngineSettings, Ready, Request
+from eagle3_data.errors import CompatibilityError, describe_situation, render_failure
 from eagle3_data.extraction.committer import Committer, Expected
-from eagle3_data.extraction.engine_log import with_root_cause
 from eagle3_data.extraction.engine_process import EngineProcess
+from eagle3_data.extraction.feeding import Feeding
 from eagle3_data.extraction.flight import Flight
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
-from eagle3_data.extraction.outcomes import Outcomes, rejected_path
+from eagle3_data.extraction.lease import Lease, is_gone, this_process
+from eagle3_data.extraction.outcomes import Outcomes, is_recorded, rejected_path
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import stripe_of
+from eagle3_data.extraction.stopping import Stop
 from eagle3_data.hashing import hash_json
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json, write_json
@@ -58,7 +58,7 @@ class PassJob:
     stripe: int
     engine_log: Path
 
-    @property
+    @cached_property
     def identity(self) -> ExtractionIdentity:
         return identify_extraction(self.description, self.extraction)
 
@@ -91,37 +91,62 @@ def run_pass(job: PassJob, ledger: Path) -> None:
 class PassRun:
     def __init__(self, job: PassJob, ledger: Path) -> None:
         self._job, self._ledger = job, ledger
-        self._store = Store(job.extraction.store, job.identity.extraction_id)
+        extraction, identity = job.extraction, job.identity
+        self._store = Store(extraction.store, identity.extraction_id)
         self._paths = ExtractionPaths(job.results / "extraction")
-        writer = f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"  # runs of one name may share a store
-        self._incoming = self._store.incoming(writer)
         self._sample_file = SampleFile(job.results / "tokens/samples.parquet")
         self._batches: dict[str, Any] = read_json(job.results / "tokens/batches.json")["batches"]
         self._failure: dict[str, Any] | None = None
         self._ready: Ready | None = None
-        self._extraction_s = 0.0
-        self._stop = threading.Event()
-        self._engine_gone = threading.Event()
-        facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": job.identity.extraction_id, "engine_log": str(job.engine_log)}
-        self._facts = facts
-        self._outcomes = Outcomes(self._paths, job.number, job.stripe, facts)
+        self._phase = "surveying"
+        self._loads, self._missing, self._extraction_s = 0, 0, 0.0
+        self._started_at = time.time()
+        self._extracting_since: float | None = None
+        self._facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": identity.extraction_id, "engine_log": str(job.engine_log)}
+        self._failure_facts: dict[str, Any] = {"versions": _package_versions(), "retry": os.environ.get("EAGLE3_DATA_COMMAND")}
+        self._outcomes = Outcomes(self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction)
+        self._store.directory.mkdir(parents=True, exist_ok=True)
+        self._stop = Stop(self._store.directory, extraction.disk_reserve_gib * 2**30, extraction.stop_before_end_s)
+        self._lease = Lease(self._paths.running, job.stripe, extraction.jobs, self._describe)
 
     def run(self) -> None:
-        started_at = time.time()
-        signal.signal(signal.SIGTERM, self._stop_cleanly)
-        signal.signal(signal.SIGINT, self._stop_cleanly)
-        write_json(self._store.directory / "identity.json", asdict(self._job.identity))
-        missing = self._survey()
-        if missing:
-            self._extract(missing)
+        self._stop.listen()
+        if self._lease.acquire(self._stop.now):
+            try:
+                self._run_alone()
+            finally:
+                self._lease.release()
         else:
-            say("every sample of this stripe is in the store already; the model is not loaded")
-        self._write_ledger(started_at)
+            self._survey()
+        self._failure = self._stop.failure or self._failure
+        self._outcomes.finish(self._failure)
+        self._write_ledger()
 
-    def _stop_cleanly(self, number: int, frame: FrameType | None) -> None:
-        os.write(2, f"{signal.Signals(number).name} received: finished samples are kept, the rest is left for the next pass\n".encode())
-        self._failure = self._failure or describe_situation(EngineError, f"the pass was stopped by {signal.Signals(number).name}")
-        self._stop.set()
+    def _run_alone(self) -> None:
+        write_json(self._store.directory / "identity.json", asdict(self._job.identity))
+        if removed := self._store.clean_incoming(is_gone):
+            say(f"removed the unfinished files of {removed} passes that were killed")
+        self._missing = self._survey()
+        if not self._missing:
+            say("every sample of this stripe is in the store already; the model is not loaded")
+        elif not self._stop.is_near():
+            self._extract()
+
+    def _describe(self) -> dict[str, Any]:
+        """What others may know of this pass while it runs."""
+        outcomes = self._outcomes
+        return {
+            **self._facts,
+            "phase": self._phase,
+            "started_at": self._started_at,
+            "extracting_since": self._extracting_since,
+            "to_extract": self._missing,
+            "extracted": outcomes.extracted,
+            "failed": outcomes.failures,
+            "tokens": outcomes.tokens,
+            "written_bytes": outcomes.size_bytes,
+            "updated_at": time.time(),
+        }
 
     # ---- what there is to do
 
@@ -135,16 +160,12 @@ class PassRun:
             names = self._sample_file.names(entry["row_group"])
             missing = {name.key for name in names if not self._store.holds(name.key)}
             fingerprint = self._job.identity.batch_fingerprint(entry["fingerprint"])
-            if not missing and self._has_record(batch, fingerprint):
+            if not missing and is_recorded(self._paths, batch, fingerprint):
                 self._outcomes.known_complete(batch, fingerprint, names)
             else:
                 self._outcomes.open_batch(batch, fingerprint, names, missing)
             missing_samples += len(missing)
         return missing_samples
-
-    def _has_record(self, batch: str, fingerprint: str) -> bool:
-        record = find_json(self._paths.record(batch))
-        return bool(record and record["fingerprint"] == fingerprint and self._paths.ledger(record["pass"], record["stripe"]).exists())
 
     def _quarantine_rejected(self, batch: str) -> None:
         path = rejected_path(self._job.results, batch)
@@ -157,35 +178,54 @@ class PassRun:
         path.unlink()
         self._paths.record(batch).unlink(missing_ok=True)
 
-    def _requests(self, flight: Flight) -> Iterator[Request]:
+    def _requests(self, incoming: Path) -> Iterator[Request]:
         """Samples that are not in the store, batch after batch, each key once."""
+        met: set[str] = set()
         for batch in self._outcomes.open_batches():
             for sample in self._sample_file.samples(self._batches[batch]["row_group"]):
-                if self._outcomes.is_waiting(sample.key) and sample.key not in flight.requests:
-                    yield Request(sample.key, sample.token_ids, str((self._incoming / f"{sample.key}.safetensors").resolve()))
+                if not self._outcomes.is_waiting(sample.key) or sample.key in met:
+                    continue
+                if self._store.holds(sample.key):  # another run that shares the store was faster
+                    self._outcomes.found(sample.key)
+                    continue
+                met.add(sample.key)
+                yield Request(sample.key, sample.token_ids, str((incoming / f"{sample.key}.safetensors").resolve()))
 
     # ---- extraction
 
-    def _extract(self, missing: int) -> None:
+    def _extract(self) -> None:
         job = self._job
-        self._incoming.mkdir(parents=True, exist_ok=True)
-        say(f"{missing} samples to extract from {job.target.path}, layers {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}")
-        if job.compatibility.canary == "inline" and not self._canary_passes():
-            return
-        process = EngineProcess(job.engine_settings(self._store), job.engine_log)
+        writer = f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"  # runs of one name may share a store
+        incoming = self._store.open_incoming(writer, this_process())
+        say(f"{self._missing} samples to extract from {job.target.path}, layers {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}")
         try:
-            if self._wait_until_ready(process):
-                started = time.monotonic()
-                self._feed(process, missing)
-                self._extraction_s = time.monotonic() - started
-                process.close()
+            if job.compatibility.canary == "off" or self._canary_passes(incoming / "canary"):
+                self._feed(incoming)
         finally:
-            self._engine_gone.set()
-            process.kill()
-            shutil.rmtree(self._incoming, ignore_errors=True)
+            shutil.rmtree(incoming, ignore_errors=True)
 
-    def _canary_passes(self) -> bool:
+    def _feed(self, incoming: Path) -> None:
+        job = self._job
+        settings = job.engine_settings(self._store)
+        self._phase = "loading"
+        with ThreadPoolExecutor(COMMIT_THREADS, "commit") as pool, Progress("extraction", "samples", self._missing) as progress:
+            flight = Flight(self._committer(), pool, self._outcomes, progress)
+            feeding = Feeding(lambda: EngineProcess(settings, job.engine_log), job.extraction, self._requests(incoming), flight, self._stop, self._on_ready)
+            feeding.run()
+        self._loads, self._failure = feeding.loads, feeding.failure
+        if self._extracting_since is not None:
+            self._extraction_s = time.time() - self._extracting_since
+
+    def _on_ready(self, word: Ready) -> None:
+        self._extracting_since = self._extracting_since or time.time()
+        self._ready, self._phase = word, "extracting"
+        self._failure_facts["versions"].update(word.versions)
+        self._provenance["versions"] = word.versions
+        say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
+
+    def _canary_passes(self, work: Path) -> bool:
         """Whether a tiny model of the target's architecture goes through the engine and comes out right (cached if so)."""
+        self._phase = "canary"
         settings = self._job.engine_settings(self._store)
         tested = {
             **asdict(settings),
@@ -202,7 +242,7 @@ class PassRun:
             "--settings",
             json.dumps(asdict(settings)),
             "--work",
-            str(self._incoming / "canary"),
+            str(work),
             "--log",
             str(self._job.engine_log),
             "--output",
@@ -210,11 +250,11 @@ class PassRun:
         ]
         child = Child("run_canary", arguments, self._job.engine_log)
         try:
-            while child.process.poll() is None and not self._stop.wait(0.2):
+            while child.process.poll() is None and not self._stop.now.wait(0.2):
                 pass
         finally:
             child.kill()
-        if self._stop.is_set() or verdict.exists():
+        if self._stop.now.is_set() or verdict.exists():
             return verdict.exists()
         failed = find_json(verdict.with_suffix(".failed.json")) or {"findings": []}
         causes = tuple(f"{finding['id']}: {finding['title']}" for finding in failed["findings"]) or (f"the canary's process {child.end()}",)
@@ -224,57 +264,20 @@ class PassRun:
         say(render_failure(self._failure))
         return False
 
-    def _wait_until_ready(self, process: EngineProcess) -> bool:
-        while not self._stop.is_set():
-            word = process.receive(1.0)
-            if isinstance(word, Ready):
-                self._ready = word
-                say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
-                return True
-            if isinstance(word, Fatal):
-                self._failure = with_root_cause(word.failure, self._job.engine_log)
-                say(f"the engine did not start\n{render_failure(self._failure)}")
-                return False
-        return False
-
-    def _feed(self, process: EngineProcess, missing: int) -> None:
-        """The supervisor's loop: keep the engine fed within the bound, hand finished samples to the committer, book them."""
-        with ThreadPoolExecutor(COMMIT_THREADS, "commit") as pool, Progress("extraction", "samples", missing) as progress:
-            flight = Flight(self._committer(), pool, self._outcomes, progress)
-            requests = self._requests(flight)
-            following = next(requests, None)
-            while (following or flight.requests) and not self._stop.is_set():
-                while following and flight.tokens + len(following.token_ids) <= self._job.extraction.in_flight_tokens:
-                    flight.depart(following)
-                    process.send(following)
-                    following = next(requests, None)
-                word = process.receive(0.01 if flight.committing else 0.5)
-                if isinstance(word, Extracted | Rejected):
-                    flight.arrive(word)
-                elif isinstance(word, Fatal):
-                    self._failure = with_root_cause(word.failure, self._job.engine_log)
-                    say(f"the engine died\n{render_failure(self._failure)}")
-                    break
-                flight.book()
-            self._engine_gone.set()
-            flight.end(None if self._stop.is_set() else self._failure)
-
     def _committer(self) -> Committer:
         job = self._job
         expected = Expected(job.identity.layers, job.description.hidden_size, job.extraction.dtype)
-        versions = self._ready.versions if self._ready else {}
-        provenance = {
-            "layers": list(job.identity.layers),
-            "dtype": job.extraction.dtype,
-            "tensor_parallel": job.extraction.tensor_parallel,
-            "versions": versions,
-            "pass": job.number,
-        }
-        return Committer(self._store, expected, provenance, job.extraction.write_timeout_s, self._engine_gone)
+        return Committer(self._store, expected, self._provenance, job.extraction.write_timeout_s)
+
+    @cached_property
+    def _provenance(self) -> dict[str, Any]:
+        """What the sidecar of every sample of this pass says."""
+        job = self._job
+        return {"layers": list(job.identity.layers), "dtype": job.extraction.dtype, "tensor_parallel": job.extraction.tensor_parallel, "pass": job.number}
 
     # ---- the ledger
 
-    def _write_ledger(self, started_at: float) -> None:
+    def _write_ledger(self) -> None:
         job, outcomes, counts = self._job, self._outcomes, self._outcomes.counts()
         write_json(
             self._ledger,
@@ -288,9 +291,9 @@ class PassRun:
                 "host": socket.gethostname(),
                 "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
                 "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-                "started_at": started_at,
-                "elapsed_s": time.time() - started_at,
-                "model_loads": int(self._ready is not None),
+                "started_at": self._started_at,
+                "elapsed_s": time.time() - self._started_at,
+                "model_loads": self._loads,
                 "load_s": self._ready.load_s if self._ready else None,
                 "versions": self._ready.versions if self._ready else {},
                 "extraction_s": self._extraction_s,
@@ -302,3 +305,9 @@ class PassRun:
             },
         )
         say(f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete, {counts['failed']} failed, {counts['not_reached']} not reached")
+
+
+def _package_versions() -> dict[str, str | None]:
+    """Of the packages that decide what happens; from their metadata, nothing is imported."""
+    names = {"vllm": VLLM_DISTRIBUTIONS, "torch": ("torch",), "transformers": ("transformers",), "snakemake": ("snakemake",)}
+    return {name: str(found[1]) if (found := installed_version(*distributions)) else None for name, distributions in names.items()}

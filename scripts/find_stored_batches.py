@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Find the batches whose samples are all in the store already, whichever run put them there, and write their records. No engine."""
+
+import argparse
+from pathlib import Path
+
+from eagle3_data import cli
+from eagle3_data.config import Extraction, load_section
+from eagle3_data.extraction.identity import identify_extraction
+from eagle3_data.extraction.outcomes import Outcomes, is_recorded
+from eagle3_data.extraction.paths import ExtractionPaths
+from eagle3_data.records import read_json, write_json
+from eagle3_data.samples import SampleFile
+from eagle3_data.store import Store
+from eagle3_data.target import TargetDescription
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True, help="section extraction: JSON text or a config file")
+    parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
+    parser.add_argument("--pass-number", required=True, help="three digits")
+    parser.add_argument("--ledger", required=True, type=Path, help="ledger to write (JSON)")
+    arguments = parser.parse_args()
+    extraction = load_section(arguments.config, "extraction", Extraction)
+    identity = identify_extraction(TargetDescription.read(arguments.results / "target.json"), extraction)
+    keys = Store(extraction.store, identity.extraction_id).keys()
+    samples = SampleFile(arguments.results / "tokens/samples.parquet")
+    facts = {"pass": arguments.pass_number, "stripe": "stored", "extraction_id": identity.extraction_id}
+    paths = ExtractionPaths(arguments.results / "extraction")
+    outcomes = Outcomes(paths, arguments.pass_number, facts, {})
+    for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):
+        names = samples.names(entry["row_group"])
+        fingerprint = identity.batch_fingerprint(entry["fingerprint"])
+        if all(name.key in keys for name in names) and not is_recorded(paths, batch, fingerprint):
+            outcomes.open_batch(batch, fingerprint, names, set())
+    outcomes.finish(None)
+    write_json(arguments.ledger, {**facts, "failure": None, "batches": outcomes.batches()})
+    cli.say(f"{len(outcomes.batches())} batches are complete in the store")
+
+
+if __name__ == "__main__":
+    cli.run(main)
