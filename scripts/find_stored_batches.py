@@ -32,7 +32,11 @@ def main() -> None:
     for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):
         names = samples.names(entry["row_group"])
         fingerprint = identity.batch_fingerprint(entry["fingerprint"])
-        if all(name.key in keys for name in names) and not is_recorded(paths, batch, fingerprint):
+        if any(name.key not in keys for name in names):
+            continue
+        if is_recorded(paths, batch, fingerprint):  # by an earlier pass, or by one that runs at this moment
+            outcomes.known_complete(batch, fingerprint, names)
+        else:
             outcomes.open_batch(batch, fingerprint, names, set())
     outcomes.finish(None)
     write_json(arguments.ledger, {**facts, "failure": None, "batches": outcomes.batches()})

@@ -2,6 +2,7 @@
 
 Faults are read anew for every request from the JSON file named by FAKE_ENGINE_FAULTS:
 {"start": "message"}            the engine does not start
+{"start_sleep_s": 60}           ... or takes its time
 {"refuse": {key: "message"}}    submit raises SampleError
 {"write": {key: errno}}         the write of the states fails with that errno
 {"wrong": {key: "zeros"}}       all-zero states; "ids": another sample's token ids
@@ -35,6 +36,7 @@ class FakeEngine:
         self.versions = {"fake": "1"}
         if message := faults().get("start"):
             raise EngineError(message)
+        time.sleep(faults().get("start_sleep_s", 0))
         self._settings = settings
         self._hidden_size = json.loads((Path(settings.model_path) / "config.json").read_text())["hidden_size"]
         self._waiting: list[Request] = []

@@ -4,83 +4,176 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from eagle3_data.config import load_config, sections_json
-from integration.workflow import Workflow
+from eagle3_data.states import file_checksum, open_states
+from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow
 
-
-def start_pass(workflow: Workflow, ledger: Path) -> subprocess.Popen[bytes]:
-    """The pass as its rule starts it, with samples slow enough to be interrupted."""
-    workflow.faults = {"sleep_s": 0.3}
-    workflow.arguments()  # writes the faults
-    config = sections_json(load_config(workflow.config), "target", "tokenization", "extraction", "compatibility")
-    arguments = [
-        "--config",
-        config,
-        "--results",
-        "results/test",
-        "--pass-number",
-        "001",
-        "--stripe",
-        "0",
-        "--engine-log",
-        "engine.log",
-        "--ledger",
-        str(ledger),
-    ]
-    command = [sys.executable, str(workflow.root / "scripts/extract_pass.py"), *arguments]
-    return subprocess.Popen(command, cwd=workflow.directory, env=workflow.environment(), stderr=open(workflow.directory / "pass.log", "wb"))
-
-
-def wait_for(condition: object, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+RUNS_AT_RANDOM = 30
 
 
 def engines_of(supervisor: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(supervisor.pid).children(recursive=True)
 
 
+def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def half_done(workflow: Workflow) -> subprocess.Popen[bytes]:
+    """A pass of slow samples that has committed some."""
+    workflow.faults = {"sleep_s": 0.3}
+    supervisor = workflow.start_pass()
+    wait_for(lambda: len(workflow.stored()) >= 2)
+    return supervisor
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_pass_writes_its_ledger_and_keeps_what_is_finished(fast: Workflow, signal_number: int) -> None:
-    ledger = fast.results / "extraction/passes/001/0.json"
-    supervisor = start_pass(fast, ledger)
-    wait_for(lambda: len(fast.stored()) >= 2)
+    supervisor = half_done(fast)
     engines = engines_of(supervisor)
     supervisor.send_signal(signal_number)
     assert supervisor.wait(20) == 0
-    assert engines and not any(engine.is_running() for engine in engines)
-    record = json.loads(ledger.read_text())
+    assert engines and not living(engines)
+    record = json.loads(fast.ledger("001").read_text())
     assert record["failure"]["message"] == f"the pass was stopped by {signal.Signals(signal_number).name}"
     states = [outcome["state"] for outcome in record["batches"].values()]
     assert "complete" in states
     assert "not_reached" in states
     assert "failed" not in states
     assert not list(fast.directory.glob("results/store/*/incoming/*/*"))
+    assert not list(fast.results.glob("extraction/running/*"))
 
 
-def test_no_engine_outlives_a_killed_supervisor(fast: Workflow) -> None:
-    supervisor = start_pass(fast, fast.results / "extraction/passes/001/0.json")
-    wait_for(lambda: len(fast.stored()) >= 2)
+def test_no_engine_outlives_a_killed_supervisor_and_its_leftovers_are_cleaned(fast: Workflow) -> None:
+    supervisor = half_done(fast)
     engines = engines_of(supervisor)
     os.kill(supervisor.pid, signal.SIGKILL)
     supervisor.wait()
     assert engines
-    wait_for(lambda: not any(engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE for engine in engines), 10)
+    wait_for(lambda: not living(engines), 10)
+    assert list(fast.directory.glob("results/store/*/incoming/*"))
+    assert list(fast.results.glob("extraction/running/*.json"))
     fast.faults = {}
     run = fast.run("extract")
     assert run.returncode == 0, run.output
     assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) < 10
     assert len(fast.stored()) == 10
+    assert not list(fast.directory.glob("results/store/*/incoming/*"))
+    assert not list(fast.results.glob("extraction/running/*"))
+
+
+def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflow) -> None:
+    first = half_done(fast)
+    second = fast.start_pass("002")
+    assert first.wait(60) == second.wait(60) == 0
+    ledgers = [json.loads(fast.ledger(number).read_text()) for number in ("001", "002")]
+    assert [ledger["samples_extracted"] for ledger in ledgers] == [10, 0]
+    assert [ledger["model_loads"] for ledger in ledgers] == [1, 0]
+    assert "another pass is extracting this run" in (fast.directory / "pass.log").read_text()
+
+
+def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast.faults = {"sleep_s": 0.5}
+    fast.config["extraction"]["stop_before_end_s"] = 30
+    fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = 64  # one sample at a time
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 36))
+    ledger = fast.run_pass()
+    assert "walltime ends in" in ledger["failure"]["message"]
+    assert 0 < ledger["samples_extracted"] < 10
+    assert "failed" not in {outcome["state"] for outcome in ledger["batches"].values()}
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    fast.faults = {}
+    assert fast.run_pass("002")["samples_extracted"] == 10 - ledger["samples_extracted"]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "ctrl-c"])
+def test_a_signal_to_snakemakes_whole_group_loses_nothing(fast: Workflow, signal_number: int) -> None:
+    fast.faults = {"sleep_s": 0.3}
+    snakemake = fast.start("extract")
+    wait_for(lambda: len(fast.stored()) >= 2)
+    os.killpg(snakemake.pid, signal_number)
+    output = snakemake.communicate(timeout=60)[0]
+    assert snakemake.returncode != 0
+    assert json.loads(fast.ledger("001").read_text())["failure"], "the ledger of the stopped pass is written"
+    kept = len(fast.stored())
+    assert 2 <= kept < 10, output
+    fast.faults = {}
+    run = fast.run("extract")
+    assert run.returncode == 0, run.output
+    assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) == 10 - kept
+
+
+def test_after_a_kill_of_snakemake_the_same_command_starts_no_second_extraction(fast: Workflow) -> None:
+    fast.faults = {"sleep_s": 1.0}
+    snakemake = fast.start("extract")
+    wait_for(lambda: len(fast.stored()) >= 1)
+    snakemake.kill()
+    snakemake.wait()
+    locked = fast.run("extract")
+    assert locked.returncode != 0
+    assert "--unlock" in locked.output
+    assert fast.run("--unlock").returncode == 0
+    run = fast.run("extract")
+    assert run.returncode == 0, run.output
+    ledgers = [json.loads(path.read_text()) for path in fast.results.glob("extraction/passes/*/[0-9]*.json")]
+    assert sum(ledger["samples_extracted"] for ledger in ledgers) == 10
+    assert sum(ledger["model_loads"] for ledger in ledgers) == 1
+
+
+def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_sees_a_torn_file(fast: Workflow, finished_template: Workflow) -> None:
+    """Each run kills the supervisor, its engine, or the whole group somewhere; then one is left alone."""
+    torn: list[str] = []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            for states in fast.directory.glob("results/store/*/??/*.safetensors"):
+                try:
+                    sidecar = json.loads(states.with_suffix(".json").read_text())
+                    open_states(states)
+                    if file_checksum(states) != sidecar["xxh3_128"]:
+                        torn.append(states.name)
+                except Exception as error:  # noqa: BLE001  whatever it is, a reader met it
+                    torn.append(f"{states.name}: {error!r}")
+            time.sleep(0.01)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    generator = random.Random(6)
+    fast.faults = {"sleep_s": 0.05}
+    try:
+        for number in range(1, RUNS_AT_RANDOM + 1):
+            supervisor = fast.start_pass(f"{number:03d}")
+            time.sleep(generator.uniform(0.3, 2.5))
+            victim = generator.choice(["supervisor", "engine", "group"])
+            if victim == "engine":
+                for process in engines_of(supervisor) if supervisor.poll() is None else []:
+                    process.kill()
+            if victim == "group":
+                os.killpg(supervisor.pid, signal.SIGKILL)
+            supervisor.kill()
+            supervisor.wait()
+            if number % 5 == 0:  # so that there is always something left to extract
+                for states in list(fast.directory.glob("results/store/*/??/*.safetensors"))[::2]:
+                    states.unlink()
+    finally:
+        over.set()
+        reader.join()
+    last = fast.run_pass("099")
+    assert {outcome["state"] for outcome in last["batches"].values()} == {"complete"}
+    assert not torn
+    assert fast.stored() == finished_template.stored()
+    for states in fast.directory.glob("results/store/*/??/*.safetensors"):
+        assert file_checksum(states) == json.loads(states.with_suffix(".json").read_text())["xxh3_128"]
+    assert not list(Path(fast.directory).glob("results/store/*/incoming/*"))

@@ -9,11 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from eagle3_data.config import load_config, sections_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ENGINE = "fake_engine:FakeEngine"
@@ -99,7 +103,44 @@ class Workflow:
         )
 
     def _ledgers(self) -> dict[str, Path]:
-        return {f"{path.parent.name}/{path.stem}": path for path in self.results.glob("extraction/passes/*/*.json")}
+        return {f"{path.parent.name}/{path.stem}": path for path in self.results.glob("extraction/passes/*/[0-9]*.json")}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """snakemake in a process group of its own, to be killed or interrupted."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(self.arguments(*arguments), cwd=self.directory, env=self.environment(), text=True, start_new_session=True, **pipes)
+
+    def start_pass(self, number: str = "001") -> subprocess.Popen[bytes]:
+        """A pass as its rule starts it, without Snakemake. Its log is pass.log."""
+        self.arguments()  # writes configuration and faults
+        options = {
+            "--config": sections_json(load_config(self.config), "target", "tokenization", "extraction", "compatibility"),
+            "--results": str(self.results.relative_to(self.directory)),
+            "--pass-number": number,
+            "--stripe": "0",
+            "--engine-log": "engine.log",
+            "--ledger": str(self.ledger(number)),
+        }
+        command = [sys.executable, str(self.root / "scripts/extract_pass.py"), *(part for option in options.items() for part in option)]
+        with open(self.directory / "pass.log", "ab") as log:
+            return subprocess.Popen(command, cwd=self.directory, env=self.environment(), stderr=log, start_new_session=True)
+
+    def run_pass(self, number: str = "001", timeout: float = 120) -> dict[str, Any]:
+        """A whole pass without Snakemake; returns its ledger."""
+        process = self.start_pass(number)
+        try:
+            assert process.wait(timeout) == 0, (self.directory / "pass.log").read_text()
+        finally:
+            process.kill()
+        return json.loads(self.ledger(number).read_text())
+
+    def ledger(self, number: str) -> Path:
+        return self.results / f"extraction/passes/{number}/0.json"
+
+    def failure_records(self) -> dict[str, dict[str, Any]]:
+        """The newest failure record of each sample, by key."""
+        paths = sorted(self.results.glob("extraction/failures/*/*-*.json"))
+        return {path.stem.split("-")[1]: json.loads(path.read_text()) for path in paths}
 
     def batches(self) -> dict[str, Any]:
         return json.loads((self.results / "tokens/batches.json").read_text())["batches"]
@@ -120,6 +161,13 @@ class Workflow:
 
     def log(self, name: str) -> str:
         return (self.logs / name).read_text()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
 
 
 def conversation(number: int) -> dict[str, Any]:

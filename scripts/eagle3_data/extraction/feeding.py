@@ -56,7 +56,7 @@ class Feeding:
                 if self._engine is None and not self._load():
                     break
                 self._work()
-            if self._engine is not None and not self._flight and not self._stop.now.is_set():
+            if self._engine is not None and self.failure is None and not self._stop.now.is_set():
                 self._engine.close()
         finally:
             if self._engine is not None:

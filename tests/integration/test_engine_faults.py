@@ -1,0 +1,123 @@
+"""Engines that die, hang, cannot write, or meet a sample they cannot take; disks that fill up. Nothing finished is lost, only what
+failed has failed, and it says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.workflow import Workflow, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+def states_of(ledger: dict[str, object]) -> list[str]:
+    return [outcome["state"] for _, outcome in sorted(ledger["batches"].items())]  # type: ignore[attr-defined]
+
+
+def test_a_sample_that_kills_the_engine_fails_alone_and_the_rest_completes(fast: Workflow) -> None:
+    poison = fast.keys("00002")[0]
+    fast.faults = {"kill": [poison]}
+    ledger = fast.run_pass()
+    assert states_of(ledger) == ["complete", "complete", "failed", "complete", "complete"]
+    assert ledger["model_loads"] <= 3, "again for the suspects, and for those after the one that killed it"
+    assert set(fast.failure_records()) == {poison}
+    record = fast.failure_records()[poison]
+    assert "was killed by SIGKILL" in record["failure"]["message"]
+    assert record["failure"]["notes"] == ["this sample was with 2 engines that died"]
+    assert record["attempt"] == 1
+    assert record["versions"]["fake"] == "1"
+    assert "snakemake" in record["versions"]
+    assert fast.run_pass("002")["samples_extracted"] == 0
+    assert fast.failure_records()[poison]["attempt"] == 2
+    assert len(list(fast.results.glob(f"extraction/failures/00002/*-{poison}.json"))) == 2, "the history is kept"
+    fast.faults = {}
+    assert fast.run_pass("003")["samples_extracted"] == 1
+
+
+def test_a_hanging_engine_is_ended_and_says_where_it_hung(fast: Workflow) -> None:
+    poison = fast.keys("00001")[0]
+    fast.faults = {"hang": [poison]}
+    fast.config["extraction"]["stall_timeout_s"] = 3
+    ledger = fast.run_pass()
+    assert states_of(ledger) == ["complete", "failed", "complete", "complete", "complete"]
+    assert "the engine hangs: it finished nothing for extraction.stall_timeout_s = 3 s" in fast.failure_records()[poison]["failure"]["message"]
+    assert "fake_engine.py" in (fast.directory / "engine.log").read_text(), "where each thread was"
+
+
+def test_an_engine_that_dies_too_often_ends_the_pass_and_blames_no_sample(fast: Workflow) -> None:
+    fast.faults = {"kill": [key for batch in fast.batches() for key in fast.keys(batch)]}
+    fast.config["extraction"]["engine_restarts"] = 0
+    ledger = fast.run_pass()
+    assert set(states_of(ledger)) == {"not_reached"}
+    assert "was killed by SIGKILL" in ledger["failure"]["message"]
+    assert ledger["model_loads"] == 1
+
+
+def test_an_engine_that_does_not_load_in_time_is_ended(fast: Workflow) -> None:
+    fast.faults = {"start_sleep_s": 60}
+    fast.config["extraction"]["load_timeout_s"] = 2
+    ledger = fast.run_pass(timeout=30)
+    assert "did not start within extraction.load_timeout_s = 2 s" in ledger["failure"]["message"]
+    assert set(states_of(ledger)) == {"not_reached"}
+
+
+@pytest.mark.parametrize(("number", "name"), [(5, "Input/output error"), (13, "Permission denied")])
+def test_a_write_error_reaches_the_failure_record_with_its_errno(fast: Workflow, number: int, name: str) -> None:
+    key = fast.keys("00003")[0]
+    fast.faults = {"write": {key: number}}
+    assert states_of(fast.run_pass()) == ["complete", "complete", "complete", "failed", "complete"]
+    failure = fast.failure_records()[key]["failure"]
+    assert failure["errno"] == number
+    assert name in failure["message"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB for the store."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("reserve_gib", [0.0, 0.01], ids=["full", "reserve"])
+def test_a_full_disk_stops_the_pass_cleanly_and_it_goes_on_when_there_is_room(fast: Workflow, small_disk: Path, reserve_gib: float) -> None:
+    ballast = small_disk / "ballast"
+    fast.config["extraction"] |= {"store": str(small_disk / "store"), "disk_reserve_gib": reserve_gib}
+    fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = 64  # one sample at a time
+    fast.faults = {"sleep_s": 0.5}
+    free = shutil.disk_usage(small_disk).free
+    room = 250_000 + int(reserve_gib * 2**30)
+    ballast.write_bytes(bytes(free - room))
+    ledger = fast.run_pass()
+    assert ledger["failure"]["class"] == "StorageError"
+    assert "make room" in ledger["failure"]["message"]
+    kept = ledger["samples_extracted"]
+    assert kept < 10
+    ballast.unlink()
+    rest = fast.run_pass("002")
+    assert rest["samples_extracted"] == 10 - kept
+    assert set(states_of(rest)) == {"complete"}
+
+
+def test_two_runs_on_one_store_at_once_both_finish_and_write_each_key_once(fast: Workflow, tmp_path: Path) -> None:
+    fast.faults = {"sleep_s": 0.2}
+    fast.config["extraction"]["store"] = str(tmp_path / "store")
+    other = fast.copy(tmp_path / "other")
+    other.faults = fast.faults
+    first, second = fast.start_pass(), other.start_pass()
+    wait_for(lambda: first.poll() is not None and second.poll() is not None)
+    assert first.returncode == second.returncode == 0
+    stored = list((tmp_path / "store").glob("*/??/*.safetensors"))
+    assert len(stored) == 10
+    for workflow in (fast, other):
+        assert len(list(workflow.results.glob("extraction/records/*.json"))) == 5
