@@ -1,6 +1,11 @@
-"""The real vLLM engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine)."""
+"""The real vLLM engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine), or dies of those of `kill`:
+vLLM's engine core is killed with kill -9 when it is handed one."""
 
 from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
 
 from fake_engine import faults
 
@@ -14,3 +19,6 @@ class FaultyVllmEngine(VllmEngine):
         if message := faults().get("refuse", {}).get(request.key):
             raise SampleError(message)
         super().submit(request)
+        if request.key in faults().get("kill", ()):
+            (core,) = multiprocessing.active_children()
+            os.kill(core.pid, signal.SIGKILL)

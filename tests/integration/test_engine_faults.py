@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_data.samples import SampleFile
 from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,27 @@ def test_a_sample_that_kills_the_engine_fails_alone_and_the_rest_completes(fast:
     assert len(list(fast.results.glob(f"extraction/failures/00002/*-{poison}.json"))) == 2, "the history is kept"
     fast.faults = {}
     assert fast.run_pass("003")["samples_extracted"] == 1
+
+
+def test_a_sample_that_kills_vllms_engine_core_fails_alone_and_one_that_is_too_long_before_any_work(fast: Workflow) -> None:
+    """On real vLLM, whose `step` waits forever after a kill -9 of its engine core."""
+    fast.config["extraction"] |= {"engine": "faulty_vllm:FaultyVllmEngine", "engine_arguments": {"enforce_eager": True}}
+    lengths = {sample.key: len(sample.token_ids) for sample in SampleFile(fast.results / "tokens/samples.parquet").all_samples()}
+    longest = max(lengths.values())
+    too_long = {key for key, length in lengths.items() if length == longest}
+    fast.config["tokenization"]["max_length"] = longest - 1  # the tokens are those of a larger bound
+    poison = [key for key in lengths if key not in too_long][-1]
+    fast.faults = {"kill": [poison]}
+    ledger = fast.run_pass(timeout=400)
+    records = fast.failure_records()
+    assert set(records) == {poison, *too_long}
+    assert len(fast.stored()) == 10 - len(records)
+    assert 2 <= ledger["model_loads"] <= 3
+    killed, refused = records[poison]["failure"], records[too_long.pop()]["failure"]
+    assert killed["notes"] == ["this sample was with 2 engines that died"]
+    assert killed["message"]
+    assert refused["message"] == "vLLM refuses this sample"
+    assert str(longest) in refused["causes"][0]
 
 
 def test_a_hanging_engine_is_ended_and_says_where_it_hung(fast: Workflow) -> None:

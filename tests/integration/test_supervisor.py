@@ -84,7 +84,7 @@ def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflo
 
 
 def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast.faults = {"sleep_s": 0.5}
+    fast.faults = {"sleep_s": 1.0}
     fast.config["extraction"]["stop_before_end_s"] = 30
     fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = 64  # one sample at a time
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 36))
@@ -95,6 +95,22 @@ def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Wor
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     fast.faults = {}
     assert fast.run_pass("002")["samples_extracted"] == 10 - ledger["samples_extracted"]
+
+
+def test_status_shows_a_running_pass_while_snakemake_holds_its_lock_and_a_table_afterwards(fast: Workflow) -> None:
+    poison = fast.keys("00001")[0]
+    fast.faults = {"sleep_s": 2.0, "refuse": {poison: "refused for the test"}}
+    snakemake = fast.start("extract")
+    wait_for(lambda: "extracting" in (told := fast.status()) and "samples, 1 failed" in told and " left" in told)
+    snakemake.communicate(timeout=60)
+    fast.faults = {}
+    table = fast.run("status")
+    assert table.returncode == 0
+    assert [line.split()[:2] for line in table.output.splitlines() if line.startswith("  00")] == [["00001", "failed"]]
+    assert "1 samples: SampleError: refused for the test (caused by ValueError: the innermost cause)" in table.output
+    assert table.output.count("4 of 5 batches extracted") == 1
+    assert "running:" not in table.output
+    assert fast.status("--all").count(" extracted ") == 4
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "ctrl-c"])

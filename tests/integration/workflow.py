@@ -134,6 +134,11 @@ class Workflow:
             process.kill()
         return json.loads(self.ledger(number).read_text())
 
+    def status(self, *arguments: str) -> str:
+        """What scripts/show_status.py says, from another terminal."""
+        command = [sys.executable, str(self.root / "scripts/show_status.py"), "--results", str(self.results), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
     def ledger(self, number: str) -> Path:
         return self.results / f"extraction/passes/{number}/0.json"
 

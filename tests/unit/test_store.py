@@ -1,9 +1,14 @@
 """The store: a sample is there when both files are, and never half."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from eagle3_data import PACKAGE_ROOT
 from eagle3_data.errors import InputError
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.store import Store
@@ -13,8 +18,7 @@ KEY = "ab" + 30 * "0"
 
 def committed(root: Path) -> Store:
     store = Store(root, "id")
-    store.incoming("w").mkdir(parents=True)
-    states = store.incoming("w") / "x"
+    states = store.open_incoming("w", {"pid": 1}) / "x"
     states.write_bytes(b"states")
     store.commit(KEY, states, {"greedy_token": 7})
     return store
@@ -26,6 +30,40 @@ def test_a_committed_sample_is_held_and_listed(tmp_path: Path) -> None:
     assert store.keys() == {KEY}
     assert store.read_sidecar(KEY)["greedy_token"] == 7
     assert store.states_path(KEY) == tmp_path / "id/ab" / f"{KEY}.safetensors"
+
+
+def test_the_first_writer_of_a_key_wins_and_the_sidecar_stays_its(tmp_path: Path) -> None:
+    store = committed(tmp_path)
+    late = store.open_incoming("late", {"pid": 2}) / "x"
+    late.write_bytes(b"other states")
+    assert not store.commit(KEY, late, {"greedy_token": 8})
+    assert store.states_path(KEY).read_bytes() == b"states"
+    assert store.read_sidecar(KEY)["greedy_token"] == 7
+    assert not late.exists()
+
+
+def test_a_writer_killed_between_sidecar_and_rename_leaves_no_sample_and_a_later_one_commits(tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from eagle3_data.store import Store
+replace = os.replace
+os.replace = lambda source, target: os.kill(os.getpid(), signal.SIGKILL) if str(target).endswith(".safetensors") else replace(source, target)
+store = Store({str(tmp_path)!r}, "id")
+states = store.open_incoming("killed", {{"pid": os.getpid()}}) / "x"
+states.write_bytes(b"states of the killed one")
+store.commit({KEY!r}, states, {{"greedy_token": 6}})
+"""
+    killed = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": PACKAGE_ROOT}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    store = Store(tmp_path, "id")
+    assert store.sidecar_path(KEY).exists()
+    assert not store.holds(KEY)
+    committed(tmp_path)
+    assert store.states_path(KEY).read_bytes() == b"states"
+    assert store.read_sidecar(KEY)["greedy_token"] == 7
+    assert store.clean_incoming(lambda owner: owner["pid"] != 1) == 1, "the killed writer's folder, not the living one's"
+    assert [path.name for path in (tmp_path / "id/incoming").iterdir()] == ["w"]
 
 
 @pytest.mark.parametrize("gone", ["states_path", "sidecar_path"])

@@ -21,6 +21,8 @@ from eagle3_data.child import watch_lifeline
 from eagle3_data.engines.base import Engine, EngineSettings, Fatal, Ready, Rejected, Request, load_engine
 from eagle3_data.errors import EngineError, SampleError, describe_exception, describe_situation
 
+GATHER_S = 0.02
+"""How long an idle engine waits for further requests after one: its first step should not compute that one alone."""
 OWN_WORDS_S = 5.0
 """Time for the engine to notice by itself that a process of its died: it may know why."""
 
@@ -30,7 +32,8 @@ def serve(engine: Engine, channel: Connection) -> None:
     in_flight = 0
     draining = False
     while in_flight or not draining:
-        while not draining and channel.poll(0 if in_flight else None):
+        idle = not in_flight
+        while not draining and channel.poll(None if not in_flight else GATHER_S if idle else 0):
             request: Request | None = channel.recv()
             if request is None:
                 draining = True

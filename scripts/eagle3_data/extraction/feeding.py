@@ -46,6 +46,7 @@ class Feeding:
         self._engine_gone = threading.Event()
         self._last_word_at = 0.0
         self.loads = 0
+        self.ended_at = time.time()
         self.failure: dict[str, Any] | None = None
         """What ended the feeding before its end, if something of the engine's did."""
 
@@ -56,6 +57,7 @@ class Feeding:
                 if self._engine is None and not self._load():
                     break
                 self._work()
+            self.ended_at = time.time()
             if self._engine is not None and self.failure is None and not self._stop.now.is_set():
                 self._engine.close()
         finally:

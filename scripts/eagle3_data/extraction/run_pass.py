@@ -214,7 +214,7 @@ class PassRun:
             feeding.run()
         self._loads, self._failure = feeding.loads, feeding.failure
         if self._extracting_since is not None:
-            self._extraction_s = time.time() - self._extracting_since
+            self._extraction_s = feeding.ended_at - self._extracting_since
 
     def _on_ready(self, word: Ready) -> None:
         self._extracting_since = self._extracting_since or time.time()
