@@ -3,7 +3,8 @@
     python tests/benchmarks/extraction.py --samples 48 --tokens 512 --repeat 2 --output extraction.json
 
 On the CPU, with a random Llama and random tokens, both made on the spot. All three get the same engine arguments, the same cores,
-and a fresh engine each time; they are measured in turn, in alternating order, and compared within each turn. A rate is
+and a fresh engine each time (its first, slower steps are in each rate). They are measured in turn, in alternating order, and compared
+within each turn. Behind each rate stands how many cores other processes kept busy meanwhile. A rate is
 
   ours         tokens_extracted / extraction_s of the ledger: every sample computed, written, checked, hashed and in the store
   plain        one `LLM.generate` in process with max_tokens=1: no extraction, no connector, nothing written
@@ -39,6 +40,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from process_memory import watch_peak
 
 ROOT = Path(__file__).parents[2]
@@ -83,29 +85,33 @@ class Bench:
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(self.target)
         tokenizer.save_pretrained(self.target)
 
-    def config(self, rows: Path, store: Path) -> str:
+    def config(self, store: Path) -> str:
         sections = {
             "target": {"path": str(self.target)},
-            "data": {"sources": [{"path": str(rows), "layout": "tokens"}]},
+            "data": {"sources": [{"path": str(self.work / "rows.jsonl"), "layout": "tokens"}]},
             "tokenization": {"max_length": self.tokens},
             "extraction": {"engine_arguments": ENGINE_ARGUMENTS, "store": str(store), "in_flight_tokens": max(65_536, self.tokens)},
             "compatibility": {"canary": "off"},
         }
         return json.dumps(sections)
 
-    def tokenized(self, samples: int) -> tuple[Path, str]:
-        """A fresh run's directory with target.json and tokens/, and its configuration."""
+    def make_run(self, samples: int) -> tuple[Path, str]:
+        """A fresh run's directory with target.json and tokens/, and its configuration with a store of its own."""
         self._count += 1
         place = self.work / f"run-{self._count}"
-        results, rows = place / "results/bench", place / "rows.jsonl"
+        results, config = place / "results/bench", self.config(place / "store")
+        tokenized = self.work / f"tokenized-{samples}"
+        if tokenized.exists():
+            shutil.copytree(tokenized, results)
+            return results, config
         results.mkdir(parents=True)
-        draw = random.Random(self._count)
-        with rows.open("w", encoding="utf-8") as file:
+        draw = random.Random(samples)
+        with (self.work / "rows.jsonl").open("w", encoding="utf-8") as file:
             for number in range(samples):
                 file.write(json.dumps({"id": number, "input_ids": [draw.randrange(300, 2000) for _ in range(self.tokens)]}) + "\n")
-        config = self.config(rows, place / "store")
         self.script("describe_target", "--target", self.target, "--output", results / "target.json")
         self.script("tokenize_dataset", "--config", config, "--target", results / "target.json", "--output-dir", results / "tokens", "--processes", 1)
+        shutil.copytree(results, tokenized)
         return results, config
 
     def start_script(self, name: str, *arguments: Any) -> subprocess.Popen[str]:
@@ -126,7 +132,7 @@ class Bench:
 
     def start_pass(self, samples: int) -> tuple[subprocess.Popen[str], Path]:
         """Our extraction pass through its supervisor, running, and the ledger it will write."""
-        results, config = self.tokenized(samples)
+        results, config = self.make_run(samples)
         ledger = results / "extraction/passes/001/0.json"
         engine_log = results.parents[1] / "engine.log"
         fixed = ("--pass-number", "001", "--stripe", "0", "--engine-log", engine_log, "--ledger", ledger)
@@ -144,7 +150,7 @@ class Bench:
         return self.read_ledger(ledger, self.samples)
 
     def plain(self) -> float:
-        results, config = self.tokenized(self.samples)
+        results, config = self.make_run(self.samples)
         figure = results.parents[1] / "plain.json"
         with (results.parents[1] / "plain.log").open("w", encoding="utf-8") as log:
             command = [sys.executable, __file__, "--child", str(results), config, str(figure)]
@@ -152,7 +158,7 @@ class Bench:
         return json.loads(figure.read_text(encoding="utf-8"))["tokens_per_s"]
 
     def speculators(self) -> float:
-        results, config = self.tokenized(self.samples)
+        results, config = self.make_run(self.samples)
         place = results.parents[1]
         data, output, log = place / "dataset", place / "hidden_states", place / "speculators.log"
         save_dataset(results, data)
@@ -290,18 +296,38 @@ def wait_until_healthy(server: subprocess.Popen[Any], url: str, log: Path) -> No
     raise RuntimeError(f"vllm serve did not start\n{log.read_text(encoding='utf-8', errors='replace')[-6000:]}")
 
 
+class Others:
+    """How many cores all other processes kept busy meanwhile: where it is not near 0, the rates are not to be believed."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._busy_s = self._busy_of_others_s()
+
+    def cores(self) -> float:
+        return max(0.0, (self._busy_of_others_s() - self._busy_s) / (time.monotonic() - self._started))
+
+    @staticmethod
+    def _busy_of_others_s() -> float:
+        times = psutil.cpu_times()
+        return times.user + times.nice + times.system - sum(os.times()[:4])  # without this process and its finished children
+
+
 def compare(bench: Bench, repeat: int, ways: dict[str, Callable[[], float]]) -> dict[str, Any]:
     """Measure the ways in turn; print the rates and, of each turn, ours beside the others'."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     ratios: dict[str, list[float]] = {name: [] for name in ways if name != "ours"}
     for turn in range(repeat):
+        noise = {}
         for name in list(ways)[:: -1 if turn % 2 else 1]:
+            others = Others()
             rates[name].append(ways[name]())
+            noise[name] = others.cores()
             bench.clean()
         for name, found in ratios.items():
             found.append(rates["ours"][-1] / rates[name][-1])
-        told = ", ".join(f"{name} {found[-1]:,.0f}" for name, found in rates.items())
-        print(f"turn {turn + 1}: {told} tokens/s; " + ", ".join(f"ours / {name} {found[-1]:.3f}" for name, found in ratios.items()), flush=True)
+        told = ", ".join(f"{name} {found[-1]:,.0f} ({noise[name]:.2f})" for name, found in rates.items())
+        beside = ", ".join(f"ours / {name} {found[-1]:.3f}" for name, found in ratios.items())
+        print(f"turn {turn + 1}: {told} tokens/s; {beside}", flush=True)
     for name, found in ratios.items():
         print(f"ours / {name}: median {statistics.median(found):.3f}, from {min(found):.3f} to {max(found):.3f}", flush=True)
     return {"tokens_per_s": rates, "ratios": ratios}
