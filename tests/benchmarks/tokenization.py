@@ -22,12 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
+from process_memory import watch_peak
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 TEMPLATE = ROOT / "tests" / "data" / "templates" / "chatml_tools.jinja"
-SAMPLE_EVERY_S = 0.5
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
@@ -114,26 +113,11 @@ def measure(target: Path, rows: Path, processes: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", str(target), str(rows), str(processes)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT / "scripts")}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
-    peak_bytes = 0
-    while child.poll() is None:
-        peak_bytes = max(peak_bytes, tree_bytes(child.pid))
-        time.sleep(SAMPLE_EVERY_S)
+    peak_bytes = watch_peak(child)
     output = child.communicate()[0]
     if child.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}")
     return {**json.loads(output), "peak_bytes": peak_bytes}
-
-
-def tree_bytes(pid: int) -> int:
-    """Proportional set size of a process and its children. The kernel's own sum (smaps_rollup) disturbs them least."""
-    total = 0
-    try:
-        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
-            total += next(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:"))
-    except (psutil.Error, OSError, StopIteration):
-        return total  # one of them has just ended
-    return total
 
 
 def main() -> None:

@@ -1,0 +1,237 @@
+"""Care of the store: what is listed, every fault found, and nothing deleted that a run may need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from eagle3_data.extraction.identity import ExtractionIdentity
+from eagle3_data.records import write_json
+from eagle3_data.states import file_checksum
+from eagle3_data.store import Store
+
+ROOT = Path(__file__).parents[2]
+IDENTITY = ExtractionIdentity("f" * 32, (2, 4, 5, 8), "bfloat16", "none", "module:VllmEngine", {})
+ID = IDENTITY.extraction_id
+KEYS = [f"{number:02x}" * 16 for number in range(4)]
+
+
+class Place:
+    """A directory with results/store and results/<run>, and the script."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = Store(directory / "results/store", ID)
+        write_json(self.store.directory / "identity.json", asdict(IDENTITY))
+        for key in KEYS:
+            self.commit(key)
+
+    def commit(self, key: str) -> None:
+        part = self.store.directory / "part"
+        part.write_bytes(bytes.fromhex(key) * 10)
+        self.store.commit(key, part, {"size_bytes": 160, "xxh3_128": file_checksum(part), "tokens": 5})
+
+    def record(self, run: str, keys: list[str], extraction_id: str = ID) -> None:
+        samples = [{"sample_id": key, "key": key} for key in keys]
+        write_json(self.directory / f"results/{run}/extraction/records/00000.json", {"extraction_id": extraction_id, "samples": samples})
+
+    def tokens(self, run: str, keys: list[str]) -> None:
+        path = self.directory / f"results/{run}/tokens/samples.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"sample_id": keys, "key": keys}), path)
+
+    def ledger(self, run: str, number: str, extraction_id: str = ID) -> None:
+        write_json(self.directory / f"results/{run}/extraction/passes/{number}/0.json", {"extraction_id": extraction_id})
+
+    def running(self, run: str, age_s: float = 0, extraction_id: str = ID) -> None:
+        path = self.directory / f"results/{run}/extraction/running/0-of-1.json"
+        write_json(path, {"extraction_id": extraction_id})
+        make_old(path, age_s)
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, str(ROOT / "scripts/store.py"), *arguments], cwd=self.directory, capture_output=True, text=True, check=False)
+
+    def garbage(self, *arguments: str) -> set[str]:
+        """Names of what gc lists, each with its reason."""
+        done = self.call("gc", *arguments)
+        assert done.returncode == 0, done.stderr
+        return {line.rpartition("/")[2] for line in done.stdout.splitlines()}
+
+
+def make_old(path: Path, age_s: float) -> None:
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def unneeded(*keys: str) -> set[str]:
+    return {f"{key}.safetensors: no run refers to it" for key in keys}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_list_says_what_an_extraction_id_is_and_holds(place):
+    place.store.quarantine(KEYS[0], "all-zero")
+    place.store.states_path(KEYS[1]).unlink()
+    header, row = place.call("list", "--tokens").stdout.splitlines()
+    assert header.split("  ")[0] == "extraction id"
+    assert row.split() == [ID, "ffffffff", "2", "4", "5", "8", "bfloat16", "VllmEngine", "2", "10", "0.000", "1", "1"]
+
+
+def test_a_whole_store_is_verified_silently(place):
+    done = place.call("verify")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "4/4 samples" in done.stderr
+
+
+def test_verify_names_every_bad_sample_and_its_fault(place):
+    flipped, cut, garbled = (place.store.states_path(key) for key in KEYS[:3])
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"x")
+    cut.write_bytes(cut.read_bytes()[:-1])
+    place.store.sidecar_path(KEYS[2]).write_text("{")
+    done = place.call("verify")
+    assert done.returncode == 1
+    faults = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert faults[str(flipped.relative_to(place.directory))].startswith("its checksum is ")
+    assert faults[str(cut.relative_to(place.directory))] == "159 bytes, 160 were written"
+    assert "cannot be read as a JSON record" in faults[str(garbled.relative_to(place.directory))]
+    assert "3 samples of results/store are not what was written" in done.stderr
+
+
+def test_verify_can_take_bad_samples_out_of_the_store(place):
+    place.store.states_path(KEYS[0]).write_bytes(b"")
+    assert place.call("verify", "--quarantine").returncode == 1
+    assert not place.store.holds(KEYS[0])
+    assert place.call("verify").returncode == 0
+
+
+def test_an_unknown_extraction_id_and_an_absent_store_are_named(place):
+    assert f"known here: {ID}" in place.call("verify", "--extraction-id", "x").stderr
+    done = place.call("list", "--store", "nowhere")
+    assert (done.returncode, "there is no store nowhere" in done.stderr) == (1, True)
+
+
+def test_finished_batches_keep_their_samples(place):
+    place.record("a", KEYS[:2])
+    place.record("b", KEYS[1:3])
+    assert place.garbage() == unneeded(KEYS[3])
+    assert place.store.keys() == set(KEYS), "it was only listed"
+
+
+def test_records_of_another_extraction_id_keep_nothing(place):
+    place.record("a", KEYS, extraction_id="other")
+    assert place.garbage() == unneeded(*KEYS)
+
+
+def test_the_newest_pass_keeps_all_samples_of_its_run(place):
+    place.tokens("a", KEYS[:3])
+    place.ledger("a", "001", "other")
+    place.ledger("a", "002")
+    assert place.garbage() == unneeded(KEYS[3])
+
+
+def test_an_older_pass_with_other_settings_keeps_nothing(place):
+    place.tokens("a", KEYS)
+    place.ledger("a", "009")
+    place.ledger("a", "010", "other")
+    assert place.garbage() == unneeded(*KEYS)
+
+
+def test_a_running_pass_keeps_its_samples_and_forbids_deletion(place):
+    place.tokens("a", KEYS[:3])
+    place.running("a")
+    assert place.garbage() == unneeded(KEYS[3])
+    done = place.call("gc", "--delete")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"a pass of results/a is extracting {ID}" in done.stderr
+    assert place.store.keys() == set(KEYS)
+
+
+def test_a_pass_that_was_killed_or_extracts_something_else_forbids_nothing(place):
+    place.tokens("a", KEYS[:3])
+    place.running("a", age_s=130)
+    place.record("b", [])
+    place.running("b", extraction_id="other")
+    place.tokens("b", [])
+    place.garbage("--delete")
+    assert place.store.keys() == set(KEYS[:3])
+
+
+def test_deletion_leaves_nothing_of_a_sample_and_all_of_the_others(place):
+    place.record("a", KEYS[:3])
+    place.garbage("--delete")
+    assert place.store.keys() == set(KEYS[:3])
+    assert list(place.store.directory.glob(f"*/{KEYS[3]}*")) == []
+    assert place.call("verify").returncode == 0
+    assert place.garbage() == set()
+
+
+def test_leftovers_go_once_no_writer_can_be_at_work(place):
+    place.record("a", KEYS)
+    for key in KEYS[:2]:
+        place.store.states_path(key).unlink()
+    place.store.sidecar_path(KEYS[2]).unlink()
+    part = place.store.sidecar_path(KEYS[0]).with_name(f".{KEYS[0]}.json.7.part")
+    part.touch()
+    old, young = (place.store.directory / "incoming" / name for name in ("old", "young"))
+    for directory in (old, young):
+        directory.mkdir(parents=True)
+        (directory / "states.part").touch()
+    assert place.garbage() == set()
+    for path in (place.store.sidecar_path(KEYS[0]), place.store.states_path(KEYS[2]), part, old, old / "states.part", young):
+        make_old(path, 3700)
+    expected = {
+        f"{KEYS[0]}.json: sidecar without states",
+        f"{KEYS[2]}.safetensors: states without a sidecar",
+        f"{part.name}: unfinished record",
+        "old: left behind by a writer",
+    }
+    assert place.garbage("--delete") == expected
+    assert not old.exists() and young.exists()
+    assert place.store.keys() == {KEYS[3]}
+
+
+def test_quarantined_samples_are_kept_for_some_days(place):
+    place.record("a", KEYS)
+    place.store.quarantine(KEYS[0], "all-zero")
+    (reason,) = place.store.directory.glob("quarantine/*.reason.json")
+    make_old(reason, 8 * 86400)
+    assert place.garbage("--quarantine-days", "9") == set()
+    (listed,) = place.garbage("--delete")
+    assert listed.endswith("quarantined more than 7 days ago")
+    assert list(reason.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["record", "ledger", "tokens"])
+def test_nothing_is_deleted_where_a_run_cannot_tell_what_it_needs(place, damage):
+    place.record("a", KEYS)
+    place.ledger("a", "001")
+    if damage != "tokens":
+        place.tokens("a", KEYS)
+        name = {"record": "records/00000.json", "ledger": "passes/001/0.json"}[damage]
+        (place.directory / "results/a/extraction" / name).write_text("{")
+    done = place.call("gc", "--delete")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "results/a" in done.stderr
+    assert place.store.keys() == set(KEYS)
+
+
+def test_a_directory_without_runs_is_taken_for_a_mistake(place):
+    done = place.call("gc", "--delete")
+    assert done.returncode == 1
+    assert "results holds no run that was extracted" in done.stderr
+
+
+def test_several_directories_of_runs_may_share_a_store(place):
+    place.record("a", KEYS[:2])
+    place.record("../elsewhere/b", KEYS[2:])
+    assert place.garbage("--results", "results", "elsewhere") == set()
