@@ -25,8 +25,8 @@ from eagle3_data.extraction.engine_log import with_root_cause
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.target import read_model_config, text_config
 
-LENGTHS = (1, 7, 63, 64, 65, 300)
-"""Tokens: uneven, around the usual block sizes, and one longer than what the canary's engine computes in one step."""
+LENGTHS = (1, 7, 16, 33, 65, 150)
+"""Tokens: uneven, around the usual block sizes, and one that the canary's engine computes in three steps."""
 SHARED_PREFIX = 40
 DEADLINE_S = 900.0
 """For the engine's start and all its answers. A start on eight GPUs, kernels compiled, takes three minutes."""
@@ -59,7 +59,7 @@ def prompts(vocab_size: int) -> list[tuple[int, ...]]:
     """Random token ids, without the last one, which stands for the special tokens of a cut vocabulary."""
     generator = np.random.default_rng(0)
     plain = [tuple(generator.integers(0, vocab_size - 1, length).tolist()) for length in LENGTHS]
-    forked = plain[-1][:SHARED_PREFIX] + tuple(generator.integers(0, vocab_size - 1, 30).tolist())
+    forked = plain[-1][:SHARED_PREFIX] + tuple(generator.integers(0, vocab_size - 1, 10).tolist())
     return [*plain, forked]
 
 

@@ -28,7 +28,7 @@ from eagle3_data.errors import SampleError, headline
 from eagle3_data.head import Head, read_head
 from eagle3_data.states import number_problems, open_states, structure_problems
 
-MAX_BATCHED_TOKENS = 128
+MAX_BATCHED_TOKENS = 64
 """What the canary's engine computes in one step. A longer sample is computed in chunks."""
 MAX_MEDIAN_ERROR = {"bfloat16": 0.1, "float32": 1e-3}
 """Of a layer's states over all tokens, relative to transformers in float32. A neighbouring layer is off by 0.5 and more."""
