@@ -89,7 +89,7 @@ def _extract(settings: EngineSettings, samples: list[tuple[int, ...]], log: Path
             return _engine_failed("canary-engine-start", "the engine does not start with a small model of the target's architecture", word, log, deadline_s)
         answers: list[Answer] = []
         for wave, alone in [(samples, False), *(([ids], True) for ids in samples)]:
-            waiting = {}
+            waiting: dict[str, Request] = {}
             for ids in wave:
                 key = f"{len(answers) + len(waiting):02d}"
                 waiting[key] = Request(key, ids, f"{settings.states_root}/{key}.safetensors")

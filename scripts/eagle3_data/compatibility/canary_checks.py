@@ -97,8 +97,12 @@ def is_wrong(errors: torch.Tensor, dtype: str) -> torch.Tensor:
     """Which pieces [P] of a sample are wrong in `errors` [T], its relative errors."""
     if len(errors) < FEW_TOKENS:
         return torch.zeros(1, dtype=torch.bool)
-    pieces = torch.tensor_split(errors > WRONG_TOKEN_ERROR[dtype], max(1, len(errors) // PIECE))
-    return torch.stack([piece.float().mean() > MAX_WRONG_TOKENS for piece in pieces])
+    return torch.stack([piece.float().mean() > MAX_WRONG_TOKENS for piece in _pieces(errors > WRONG_TOKEN_ERROR[dtype])])
+
+
+def _pieces(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[T] in pieces of PIECE tokens; the last one takes the rest, too."""
+    return torch.tensor_split(tokens, list(range(PIECE, len(tokens) - PIECE + 1, PIECE)))
 
 
 def relative_errors(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
@@ -137,11 +141,12 @@ class _Judge:
 
     def _slot(self, ours: torch.Tensor, theirs: torch.Tensor, layer: int) -> Fault | None:
         """What is wrong with the states `ours` [T, H], which should be those after `layer` of `theirs` [T, L + 1, H]."""
-        wrong = is_wrong(relative_errors(ours, theirs[:, layer]), self._settings.dtype)
+        errors = relative_errors(ours, theirs[:, layer])
+        wrong = is_wrong(errors, self._settings.dtype)
         if not wrong.any():
             return None
         if not wrong.all():
-            return _partial(wrong, len(ours), layer)
+            return _partial(wrong, errors > WRONG_TOKEN_ERROR[self._settings.dtype], layer)
         last = max(self._settings.layers)
         if layer == last and self._are(ours, self._head.normalized(theirs[:, last])):
             return Fault("canary-post-norm", "the states are those after the final norm; before it is what a draft model is trained on", layer)
@@ -176,16 +181,13 @@ class _Judge:
                 yield f"layer {layer}: median relative error {median:.3f} against transformers"
 
 
-def _partial(wrong: torch.Tensor, tokens: int, layer: int) -> Fault:
-    places = [int(place) for place in torch.nonzero(torch.cat([one.expand(n) for one, n in zip(wrong, _sizes(tokens, len(wrong)), strict=True)]))[:, 0]]
+def _partial(wrong: torch.Tensor, wrong_tokens: torch.Tensor, layer: int) -> Fault:
+    """Some pieces [P] of a sample are wrong; `wrong_tokens` [T] says which tokens are."""
+    places = torch.nonzero(torch.cat([piece & judged for piece, judged in zip(_pieces(wrong_tokens), wrong, strict=True)]))[:, 0].tolist()
     where = f"only tokens {places[0]} to {places[-1]} are not those of transformers"
-    if tokens > MAX_BATCHED_TOKENS:
+    if len(wrong_tokens) > MAX_BATCHED_TOKENS:
         return Fault("canary-chunk", f"{where}; the sample is computed in steps of {MAX_BATCHED_TOKENS} tokens", layer)
     return Fault("canary-parity", where, layer)
-
-
-def _sizes(tokens: int, pieces: int) -> list[int]:
-    return [len(piece) for piece in torch.tensor_split(torch.arange(tokens), pieces)]
 
 
 def _findings(faulty: Iterable[tuple[Answer, Fault]]) -> Iterator[Finding]:
