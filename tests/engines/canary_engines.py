@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from canary_faults import layer_off_by_one, rewrite
-
 from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request
 from eagle3_data.engines.transformers import TransformersEngine
 
