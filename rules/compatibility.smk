@@ -1,6 +1,6 @@
 # Everything that can be known before the target model is loaded. Its failure means that no GPU job is submitted.
 # Needs: <results>/target.json, <results>/tokens/batches.json, the installed vLLM.
-# Makes: <results>/compatibility/report.json, only if nothing fails (else report.failed.json beside it).
+# Makes: <results>/compatibility/report.json and report.html, only if nothing fails (else report.failed.json and .html beside them).
 
 
 localrules:
@@ -12,7 +12,8 @@ rule check_compatibility:
         target="<results>/target.json",
         batches="<results>/tokens/batches.json",
     output:
-        "<results>/compatibility/report.json",
+        json="<results>/compatibility/report.json",
+        html="<results>/compatibility/report.html",
     log:
         "<logs>/check_compatibility.log",
     conda:
@@ -21,4 +22,4 @@ rule check_compatibility:
         config=section("target", "tokenization", "extraction", "compatibility"),
     shell:
         'exec "$python" "$scripts/check_compatibility.py" installed --config {params.config:q}'
-        " --target {input.target:q} --batches {input.batches:q} --output {output:q} 2> {log:q}"
+        " --target {input.target:q} --batches {input.batches:q} --output {output.json:q} 2> {log:q}"

@@ -17,6 +17,7 @@ from eagle3_data.layers import OFFSETS
 from eagle3_data.records import read_json, write_json
 
 WRONG_USE = 2
+INSTALLED_TITLE = "compatibility of the installed packages with this run"
 
 
 def installed(arguments: argparse.Namespace) -> None:
@@ -33,18 +34,20 @@ def installed(arguments: argparse.Namespace) -> None:
         config.load_section(arguments.config, "compatibility", config.Compatibility),
         read_json(arguments.batches),
     )
-    cli.say(report.render(result, "compatibility of the installed packages with this run"))
+    cli.say(report.render(result, INSTALLED_TITLE))
     write_report(result, Path(arguments.output))
 
 
 def write_report(result: Findings, output: Path) -> None:
-    """The record, or on failure a sibling: Snakemake deletes the output of a rule that fails, and the reasons with it."""
+    """The record and its page, or on failure siblings: Snakemake deletes the output of a rule that fails, and the reasons with it."""
     failed = output.with_name(f"{output.stem}.failed{output.suffix}")
+    written = failed if result.failed else output
+    write_json(written, result.as_record())
+    written.with_suffix(".html").write_text(report.render_html(result, INSTALLED_TITLE), encoding="utf-8")
     if not result.failed:
         failed.unlink(missing_ok=True)
-        write_json(output, result.as_record())
+        failed.with_suffix(".html").unlink(missing_ok=True)
         return
-    write_json(failed, result.as_record())
     names = ", ".join(dict.fromkeys(finding.id for finding in result.findings if finding.level == "fail" and not finding.accepted))
     raise CompatibilityError(f"extraction would fail ({names}); the remedies are above and in {failed}. To go on knowingly, list the id in compatibility.allow")
 
@@ -119,7 +122,7 @@ def parse() -> argparse.Namespace:
             command.add_argument("--config", required=True, help="configuration: JSON text, or a YAML or JSON file")
             command.add_argument("--target", required=True, help="record of describe_target")
             command.add_argument("--batches", required=True, help="record of tokenize_dataset")
-            command.add_argument("--output", required=True, help="report to write (JSON); on failure NAME.failed.json beside it")
+            command.add_argument("--output", required=True, help="report to write (JSON, and a page beside it); on failure NAME.failed.json")
         elif function is static:
             command.add_argument("--vllm", required=True, help="directory that holds the package vllm, a wheel, or NAME==VERSION")
             command.add_argument("--history", nargs="*", help="releases to date the findings with; without values, those since 0.11")

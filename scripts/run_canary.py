@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Send a tiny random model of the target's architecture through the engine and check what comes out. Run by extract_pass."""
+"""Send a small random model of the target's architecture through the engine and check what comes out. Run by extract_pass."""
 
 import argparse
 import json
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.child import watch_lifeline
-from eagle3_data.compatibility.canary import run_canary
+from eagle3_data.compatibility.canary import DEADLINE_S, run_canary
+from eagle3_data.compatibility.findings import Findings
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.errors import CompatibilityError
 from eagle3_data.records import write_json
@@ -19,15 +20,18 @@ def main() -> None:
     parser.add_argument("--settings", required=True, help="the pass's engine settings as JSON")
     parser.add_argument("--work", required=True, type=Path, help="scratch directory, removed at the end")
     parser.add_argument("--log", required=True, type=Path, help="file for the engine's own output")
-    parser.add_argument("--output", required=True, type=Path, help="verdict to write (JSON) if all is right; else <stem>.failed.json beside it")
+    parser.add_argument("--output", required=True, type=Path, help="verdict to write (JSON) if nothing fails; else <stem>.failed.json beside it")
+    parser.add_argument("--deadline-s", type=float, default=DEADLINE_S, help=f"seconds for the engine's start and its answers (default: {DEADLINE_S:.0f})")
     arguments = parser.parse_args()
     values = json.loads(arguments.settings)
-    findings = run_canary(EngineSettings(**{**values, "layers": tuple(values["layers"])}), arguments.work, arguments.log)
-    record = {"findings": [finding.as_record() for finding in findings]}
-    if findings:
-        write_json(arguments.output.with_suffix(".failed.json"), record)
-        raise CompatibilityError("; ".join(f"{finding.id}: {finding.title}" for finding in findings))
-    write_json(arguments.output, record)
+    settings = EngineSettings(**{**values, "layers": tuple(values["layers"])})
+    result = Findings(tuple(run_canary(settings, arguments.work, arguments.log, arguments.deadline_s)))
+    for finding in result.findings:
+        cli.say(f"{finding.level}: {finding.id}: {finding.title}")
+    if result.failed:
+        write_json(arguments.output.with_suffix(".failed.json"), result.as_record())
+        raise CompatibilityError("; ".join(f"{finding.id}: {finding.title}" for finding in result.findings if finding.level == "fail"))
+    write_json(arguments.output, result.as_record())
 
 
 if __name__ == "__main__":

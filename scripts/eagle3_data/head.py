@@ -33,10 +33,13 @@ class Head:
     weight: torch.Tensor
     epsilon: float
 
+    def normalized(self, states: torch.Tensor) -> torch.Tensor:
+        """States [N, H] after the final norm."""
+        return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.norm
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """float32 logits [N, V] of states [N, H] before the final norm."""
-        scale = torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return (states * scale * self.norm) @ self.weight.T
+        return self.normalized(states) @ self.weight.T
 
     def disagreements(self, states: torch.Tensor, greedy: torch.Tensor) -> list[int]:
         """Indices n where `greedy` [N] is neither the arg max of the logits of `states` [N, H] nor within rounding of it."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from compatibility_trees import pack, write_tree
 
-from eagle3_data.compatibility import history
+from eagle3_data.compatibility import history, report
 from eagle3_data.compatibility.client import open_client
+from eagle3_data.compatibility.findings import Finding, Findings
 from eagle3_data.compatibility.installed import check_vllm, own_clients
 from eagle3_data.compatibility.remote_code import check_remote_code
 from eagle3_data.compatibility.source_tree import installed_tree
@@ -217,16 +218,19 @@ def judge(tmp_path, capsys, **sections):
 def test_a_run_that_will_work_leaves_its_report(tmp_path, target, capsys):
     error, shown = judge(tmp_path, capsys)
     assert error is None, shown
-    report = read_json(tmp_path / "report.json")
-    assert report["verdict"] == "pass" and [f for f in report["findings"] if f["level"] == "fail"] == []
-    assert report["elapsed_s"] > 0 and "PASS in" in shown
+    record = read_json(tmp_path / "report.json")
+    assert record["verdict"] == "pass" and [f for f in record["findings"] if f["level"] == "fail"] == []
+    assert record["elapsed_s"] > 0 and "PASS in" in shown
+    assert "PASS in" in (tmp_path / "report.html").read_text()
     assert not (tmp_path / "report.failed.json").exists()
 
 
 def test_a_run_that_will_fail_leaves_its_report_beside_the_output(tmp_path, target, capsys):
     error, shown = judge(tmp_path, capsys, extraction={"layers": [2, 2, 8], "tensor_parallel": 3})
     assert "duplicate-layer" in shown
-    assert not (tmp_path / "report.json").exists()
+    assert not (tmp_path / "report.json").exists() and not (tmp_path / "report.html").exists()
+    page = (tmp_path / "report.failed.html").read_text()
+    assert "duplicate-layer" in page and "FAIL in" in page
     failed = read_json(tmp_path / "report.failed.json")
     assert {f["id"] for f in failed["findings"] if f["level"] == "fail"} == {"duplicate-layer", "heads-do-not-divide"}
     assert "report.failed.json" in str(error) and "compatibility.allow" in str(error)
@@ -245,7 +249,14 @@ def test_findings_accepted_in_the_configuration_stay_in_the_report_and_let_the_r
     error, _ = judge(tmp_path, capsys, extraction={"tensor_parallel": 3}, compatibility={"allow": ["heads-do-not-divide"]})
     assert error is None
     assert [(f["id"], f["accepted"]) for f in read_json(tmp_path / "report.json")["findings"] if f["level"] == "fail"] == [("heads-do-not-divide", True)]
-    assert not (tmp_path / "report.failed.json").exists(), "the report of the failed attempt is out of date"
+    assert not list(tmp_path.glob("report.failed.*")), "the report of the failed attempt is out of date"
+
+
+def test_the_page_shows_what_it_quotes_as_text():
+    hostile = Findings((Finding("x", "fail", "<script>alert(1)</script>", remedy="<b>"),), {"model": "<script>"}, 1.0)
+    page = report.render_html(hostile, "a & b")
+    assert "<script" not in page and "<b>" not in page
+    assert "&lt;script&gt;alert(1)" in page and "a &amp; b" in page and 'class="fail"' in page
 
 
 def test_the_engine_must_have_room_for_the_longest_sample_and_one_token_more(tmp_path, target, capsys):

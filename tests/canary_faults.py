@@ -1,0 +1,63 @@
+"""What a wrong capture looks like: each function spoils states files as a fault of the engine would, and names nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3_data.compatibility.canary_checks import MAX_BATCHED_TOKENS, Answer
+from eagle3_data.head import Head
+
+Spoil = Callable[[torch.Tensor], torch.Tensor]
+
+
+def spoil(answers: list[Answer], change: Spoil, shortest: int = 1, company_only: bool = False) -> None:
+    """Change the states [T, L, H] of every answer of at least `shortest` tokens."""
+    for answer in answers:
+        if len(answer.request.token_ids) >= shortest and not (company_only and answer.alone):
+            rewrite(Path(answer.request.states_path), change)
+
+
+def rewrite(path: Path, change: Spoil) -> None:
+    tensors = load_file(path)
+    states = tensors["hidden_states"]
+    save_file({**tensors, "hidden_states": change(states.clone()).to(states.dtype).contiguous()}, path)
+
+
+def layer_off_by_one(states: torch.Tensor) -> torch.Tensor:
+    """Every slot but the last holds the next layer's states."""
+    return torch.cat([states[:, 1:], states[:, -1:]], dim=1)
+
+
+def zeroed_tail(states: torch.Tensor) -> torch.Tensor:
+    states[-3:] = 0
+    return states
+
+
+def dropped_chunk(states: torch.Tensor) -> torch.Tensor:
+    """The second step's states are the first's again."""
+    states[MAX_BATCHED_TOKENS : 2 * MAX_BATCHED_TOKENS] = states[:MAX_BATCHED_TOKENS]
+    return states
+
+
+def reversed_tokens(states: torch.Tensor) -> torch.Tensor:
+    return states.flip(0)
+
+
+def post_norm(head: Head) -> Spoil:
+    def change(states: torch.Tensor) -> torch.Tensor:
+        states[:, -1] = head.normalized(states[:, -1].float()).to(states.dtype)
+        return states
+
+    return change
+
+
+def swap_samples(answers: list[Answer]) -> None:
+    """Two samples' files change places."""
+    one, other = (Path(answer.request.states_path) for answer in answers[:2])
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)

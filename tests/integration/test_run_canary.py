@@ -1,0 +1,142 @@
+"""The canary through real engines: right for full-size architectures, each fault found by its id, and never a load after it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canary_faults import dropped_chunk, layer_off_by_one, post_norm, spoil, swap_samples, zeroed_tail
+from eagle3_data.compatibility import canary
+from eagle3_data.compatibility.canary_checks import check
+from eagle3_data.demo.tiny_kimi import IMAGE_PREPROCESSING
+from eagle3_data.engines.base import EngineSettings
+from eagle3_data.head import read_head
+from integration.workflow import ROOT, Workflow
+from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B
+
+pytestmark = pytest.mark.slow
+
+VLLM = "eagle3_data.engines.vllm.engine:VllmEngine"
+SMALL_LLAMA = {**LLAMA_3_1_70B, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 8}
+
+
+def settings_for(target: Path, engine: str, states: Path) -> EngineSettings:
+    return EngineSettings(engine, str(target), (2,), "bfloat16", 1, 512, False, str(states), arguments={"enforce_eager": True} if "vllm" in engine else {})
+
+
+def target_of(config: dict[str, Any], directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": IMAGE_PREPROCESSING}))
+    return directory
+
+
+def run(tmp_path: Path, target: Path, engine: str, *arguments: str) -> tuple[int, dict[str, Any], float]:
+    """scripts/run_canary.py as a pass calls it: exit code, its record, seconds."""
+    output = tmp_path / "verdict.json"
+    settings = json.dumps(asdict(settings_for(target, engine, tmp_path)))
+    paths = ("--work", str(tmp_path / "work"), "--log", str(tmp_path / "engine.log"), "--output", str(output))
+    started = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/engines")])}
+    command = [sys.executable, str(ROOT / "scripts/run_canary.py"), "--settings", settings, *paths, *arguments]
+    code = subprocess.run(command, env=environment, check=False).returncode
+    elapsed_s = time.monotonic() - started
+    assert not (tmp_path / "work").exists()
+    return code, json.loads((output if code == 0 else output.with_suffix(".failed.json")).read_text()), elapsed_s
+
+
+@pytest.mark.parametrize(("name", "config"), [("Kimi-K2.5", KIMI_K2_5), ("DeepSeek-V3", DEEPSEEK_V3)])
+def test_a_full_size_architecture_passes_on_real_vllm_within_two_minutes(tmp_path, name, config):
+    code, record, elapsed_s = run(tmp_path, target_of(config, tmp_path / "target"), VLLM)
+    print(f"canary of {name} on the CPU: {elapsed_s:.0f} s")
+    assert code == 0, record
+    assert [(finding["id"], finding["level"]) for finding in record["findings"]] == [("canary-quantization", "unknown")]
+    assert elapsed_s < 120
+
+
+@pytest.fixture(scope="module")
+def extracted(tmp_path_factory):
+    """One canary's states, extracted by real vLLM: (settings, answers)."""
+    directory = tmp_path_factory.mktemp("canary")
+    target = target_of(SMALL_LLAMA, directory / "target")
+    kept: list[Any] = []
+
+    def keep(settings, answers, hidden_size):
+        shutil.copytree(Path(settings.model_path).parent, directory / "kept")
+        kept.append((settings, answers))
+        return check(settings, answers, hidden_size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canary, "check", keep)
+        assert canary.run_canary(settings_for(target, VLLM, directory), directory / "work", directory / "engine.log") == []
+    settings, answers = kept[0]
+    return replace(settings, model_path=str(directory / "kept/model")), answers, directory / "kept/states"
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("none", set()),
+        ("layer off by one", {"canary-layer"}),
+        ("swapped samples", {"canary-wrong-shape", "canary-wrong-token-ids"}),
+        ("zeroed tail", {"canary-all-zero"}),
+        ("post-norm states", {"canary-post-norm"}),
+        ("dropped chunk", {"canary-chunk"}),
+    ],
+)
+def test_a_fault_in_what_real_vllm_extracts_is_found_by_its_id(extracted, tmp_path, fault, expected):
+    settings, answers, states = extracted
+    for file in states.iterdir():
+        shutil.copy(file, tmp_path)
+    answers = [replace(one, request=replace(one.request, states_path=str(tmp_path / Path(one.request.states_path).name))) for one in answers]
+    if fault == "layer off by one":
+        spoil(answers, layer_off_by_one)
+    elif fault == "swapped samples":
+        swap_samples(answers)
+    elif fault == "zeroed tail":
+        spoil(answers, zeroed_tail, shortest=10)
+    elif fault == "post-norm states":
+        spoil(answers, post_norm(read_head(Path(settings.model_path))))
+    elif fault == "dropped chunk":
+        spoil(answers, dropped_chunk, shortest=128)
+    assert {finding.id for finding in check(settings, answers, SMALL_LLAMA["hidden_size"])} == expected
+
+
+def test_a_faulty_vllm_fails_the_script(tmp_path):
+    code, record, _ = run(tmp_path, target_of(SMALL_LLAMA, tmp_path / "target"), "canary_engines:layer_off_by_one_vllm")
+    assert code == 1 and record["verdict"] == "fail"
+    assert {finding["id"] for finding in record["findings"]} == {"canary-layer"}
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("SilentStart", "canary-engine-start"), ("SilentAtLongSamples", "canary-count")])
+def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, expected):
+    code, record, elapsed_s = run(tmp_path, target_of(SMALL_LLAMA, tmp_path / "target"), f"canary_engines:{engine}", "--deadline-s", "25")
+    (finding,) = record["findings"]
+    assert (code, finding["id"]) == (1, expected)
+    assert "no answer within 25 s" in finding["title"]
+    assert expected != "canary-count" or "150 tokens" in finding["title"]
+    assert elapsed_s < 80
+
+
+def test_after_a_canary_fails_the_target_is_never_loaded(fast: Workflow, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    fast.config["compatibility"]["canary"] = "inline"
+    fast.config["extraction"]["engine"] = "canary_engines:RefusingWorker"
+    done = fast.run("extract")
+    assert done.returncode != 0
+    ledger = done.passes["001/0"]
+    assert (ledger["model_loads"], ledger["samples_extracted"]) == (0, 0)
+    failure = ledger["failure"]
+    assert failure["class"] == "CompatibilityError"
+    assert "canary-engine-start" in failure["causes"][0] and "no kernel for head size 192" in failure["causes"][0]
+    assert "model loaded in" not in fast.log("extract_pass/001/0.log")
+    assert fast.targets() == [] and fast.stored() == {}

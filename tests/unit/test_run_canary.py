@@ -1,0 +1,226 @@
+"""The canary's model and its checks. Faults are patched into right states; tests/integration has those of real engines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, zeroed_tail
+from eagle3_data.compatibility.canary import prompts
+from eagle3_data.compatibility.canary_checks import Answer, check
+from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, is_quantized, shrink, size_bytes
+from eagle3_data.engines.base import EngineSettings, Request, error_path
+from eagle3_data.engines.transformers import ReferenceModel, make_language_model
+from eagle3_data.head import read_head
+from eagle3_data.target import text_config
+from model_configs import DEEPSEEK_V3, FULL_SIZE, KIMI_K2_5, LLAMA_3_1_70B, LLAMA_3_1_405B, QWEN3_235B
+
+SMALL = {**LLAMA_3_1_70B, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "eos_token_id": 511, "bos_token_id": 510}
+CUT = {
+    "num_hidden_layers", "vocab_size", "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_experts", "first_k_dense_replace",
+    "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id",
+}  # fmt: skip
+
+
+# --- the model
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_a_full_size_architecture_shrinks_below_the_bound(name, tensor_parallel, tmp_path):
+    layers = 3 if name == "Llama-3.1-405B" else 4
+    text = text_config(shrink(FULL_SIZE[name], tensor_parallel, layers))
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    with torch.device("meta"):
+        size = size_bytes(make_language_model(tmp_path, False))
+    print(f"{name}, tensor parallel {tensor_parallel}: {size / 2**30:.2f} GiB in bfloat16")
+    assert 0.5 * 2**30 < size <= MAX_BYTES
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_what_decides_about_kernels_and_routes_is_kept(name):
+    before, after = text_config(FULL_SIZE[name]), text_config(shrink(FULL_SIZE[name], 8))
+    assert {key for key in before if before[key] != after.get(key)} <= CUT
+    assert after["num_hidden_layers"] == 4
+    assert all(size % (8 * 128) == 0 for key, size in after.items() if "intermediate_size" in key)
+
+
+def test_experts_are_cut_in_whole_groups_and_the_first_layers_keep_both_kinds():
+    assert shrink(DEEPSEEK_V3, 1)["n_routed_experts"] == 16 == 2 * DEEPSEEK_V3["n_group"]
+    assert shrink({**DEEPSEEK_V3, "n_group": 12}, 1)["n_routed_experts"] == 24
+    assert shrink({**DEEPSEEK_V3, "num_experts_per_tok": 10}, 1)["n_routed_experts"] == 24
+    assert shrink({**DEEPSEEK_V3, "n_routed_experts": 8, "num_experts_per_tok": 2}, 1)["n_routed_experts"] == 8
+    assert shrink(QWEN3_235B, 1)["num_experts"] == 16
+    assert shrink(DEEPSEEK_V3, 1)["first_k_dense_replace"] == 1
+
+
+def test_special_tokens_stay_inside_the_cut_vocabulary_in_the_wrapper_too():
+    small = shrink(KIMI_K2_5, 1)
+    ids = [value for part in (small, small["text_config"]) for name, value in part.items() if name.endswith("_token_id")]
+    assert len(ids) == 7 and set(ids) == {small["text_config"]["vocab_size"] - 1}
+    assert shrink(LLAMA_3_1_70B, 1)["eos_token_id"] == [4095, 4095, 4095]
+    assert shrink({**DEEPSEEK_V3, "pad_token_id": None}, 1)["pad_token_id"] is None
+    assert max(max(ids) for ids in prompts(4096)) < 4095
+
+
+def test_the_wrapper_stays_and_quantization_goes():
+    small = shrink({**KIMI_K2_5, "quantization_config": {"quant_method": "fp8"}}, 1)
+    assert small["architectures"] == KIMI_K2_5["architectures"] and small["vision_config"] == KIMI_K2_5["vision_config"]
+    assert is_quantized(KIMI_K2_5) and is_quantized(DEEPSEEK_V3) and not is_quantized(small) and not is_quantized(LLAMA_3_1_70B)
+
+
+def test_lists_with_one_entry_a_layer_are_cut_with_the_layers():
+    kinds = ["linear_attention", "full_attention"] * 47
+    small = shrink({**QWEN3_235B, "layer_types": kinds, "mlp_only_layers": [0]}, 1)
+    assert (small["layer_types"], small["mlp_only_layers"]) == (kinds[:4], [0])
+
+
+def test_a_model_whose_four_layers_do_not_fit_gets_fewer(tmp_path, monkeypatch):
+    from eagle3_data.compatibility import canary_model
+
+    shrunk, model = canary_model._largest_that_fits(LLAMA_3_1_405B, tmp_path, 1, False)
+    assert shrunk["num_hidden_layers"] == 3 and size_bytes(model) <= MAX_BYTES
+
+
+# --- the checks
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def right(request, tmp_path_factory):
+    """Right states of a small model, written as an engine does: (settings, answers)."""
+    directory = tmp_path_factory.mktemp("canary")
+    (directory / "target").mkdir()
+    (directory / "target/config.json").write_text(json.dumps(SMALL))
+    build_canary(directory / "target", directory / "model", 1, False)
+    (directory / "states").mkdir()
+    settings = EngineSettings("", str(directory / "model"), (1, 2, 3, 4), request.param, 1, 300, False, str(directory / "states"))
+    reference = ReferenceModel(settings.model_path, torch.float32)
+    answers = []
+    for alone in (False, True):
+        for ids in prompts(SMALL["vocab_size"]):
+            path = directory / f"states/{len(answers):02d}.safetensors"
+            states, greedy = reference.states(ids, settings.layers)
+            save_file({"hidden_states": states.to(getattr(torch, request.param)).contiguous(), "token_ids": torch.tensor(ids)}, path)
+            answers.append(Answer(Request(path.stem, ids, str(path)), greedy, alone))
+    return settings, answers
+
+
+@pytest.fixture
+def case(right, tmp_path):
+    """A copy of the states that may be spoiled."""
+    settings, answers = right
+    for answer in answers:
+        shutil.copy(answer.request.states_path, tmp_path)
+    moved = [replace(one, request=replace(one.request, states_path=str(tmp_path / Path(one.request.states_path).name))) for one in answers]
+    return settings, moved
+
+
+def found(case):
+    settings, answers = case
+    return check(settings, answers, SMALL["hidden_size"])
+
+
+def ids(findings):
+    return {finding.id for finding in findings}
+
+
+def longest(answers):
+    return max(answers, key=lambda answer: len(answer.request.token_ids))
+
+
+def test_right_states_have_no_finding(case):
+    assert found(case) == []
+
+
+def test_a_layer_off_by_one_names_both_layers(case):
+    spoil(case[1], layer_off_by_one)
+    findings = found(case)
+    assert ids(findings) == {"canary-layer"}
+    assert any("layer 1: the states are those after layer 2" in finding.title for finding in findings)
+
+
+def test_embeddings_instead_of_a_layer_are_named(case):
+    settings, answers = case
+    reference = ReferenceModel(settings.model_path, torch.float32)
+    for answer in answers:
+        rewrite(
+            Path(answer.request.states_path), lambda states, answer=answer: torch.cat([reference.states(answer.request.token_ids, [0])[0], states[:, 1:]], 1)
+        )
+    (finding,) = found(case)
+    assert finding.id == "canary-layer" and "layer 1: the states are those after layer 0" in finding.title
+
+
+def test_swapped_samples(case):
+    swap_samples(case[1])
+    assert "canary-wrong-token-ids" in ids(found(case))
+
+
+def test_a_zeroed_tail(case):
+    spoil(case[1], zeroed_tail, shortest=10)
+    assert ids(found(case)) == {"canary-all-zero"}
+
+
+def test_states_that_are_not_finite(case):
+    spoil(case[1], lambda states: states.index_fill(0, torch.tensor([0]), float("nan")))
+    assert ids(found(case)) == {"canary-not-finite"}
+
+
+def test_states_after_the_final_norm(case):
+    spoil(case[1], post_norm(read_head(Path(case[0].model_path))))
+    findings = found(case)
+    assert ids(findings) == {"canary-post-norm"} and "layer 4" in findings[0].title
+
+
+@pytest.mark.parametrize("company_only", [False, True])
+def test_a_dropped_chunk_names_its_tokens(case, company_only):
+    spoil(case[1], dropped_chunk, shortest=128, company_only=company_only)
+    findings = found(case)
+    assert ids(findings) == {"canary-chunk"}
+    assert all("sample of 150 tokens" in finding.title for finding in findings)
+    assert all("only tokens 64 to 127 " in finding.title for finding in findings)
+
+
+def test_a_sample_that_is_only_right_alone(case):
+    spoil(case[1], reversed_tokens, shortest=10, company_only=True)
+    assert ids(found(case)) == {"canary-batch"}
+
+
+def test_states_of_nothing_known(case):
+    spoil(case[1], reversed_tokens, shortest=10)
+    assert ids(found(case)) == {"canary-parity"}
+
+
+def test_a_small_error_everywhere_shows_in_the_median(case):
+    error = 0.2 if case[0].dtype == "bfloat16" else 0.005
+    spoil(case[1], lambda states: states * (1 + error))
+    findings = found(case)
+    assert ids(findings) == {"canary-parity"} and "median relative error" in findings[0].title
+
+
+def test_another_greedy_token(case):
+    settings, answers = case
+    wrong = [replace(one, greedy_token=(one.greedy_token + 1) % SMALL["vocab_size"]) for one in answers]
+    assert ids(check(settings, wrong, SMALL["hidden_size"])) == {"canary-greedy-token"}
+
+
+def test_a_missing_layer_and_another_dtype(case):
+    spoil(case[1], lambda states: states[:, 1:])
+    assert ids(found(case)) == {"canary-wrong-shape"}
+
+
+def test_a_states_file_that_is_missing_torn_or_failed_to_be_written(case):
+    _, answers = case
+    paths = [Path(answer.request.states_path) for answer in answers[:3]]
+    paths[0].unlink()
+    paths[1].write_bytes(paths[1].read_bytes()[:-10])
+    error_path(paths[2]).write_text(json.dumps({"class": "OSError", "message": "No space left on device"}))
+    titles = sorted(finding.title for finding in found(case) if finding.id == "canary-write")
+    assert len(titles) == 3
+    assert any("FileNotFoundError" in title for title in titles) and any("truncated" in title for title in titles)
+    assert any("OSError: No space left on device" in title for title in titles)
