@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eagle3_data import compatibility
 from eagle3_data.child import Child
 from eagle3_data.cli import say
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
@@ -34,7 +35,7 @@ from eagle3_data.extraction.outcomes import Outcomes, is_recorded, rejected_path
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import stripe_of
 from eagle3_data.extraction.stopping import Stop
-from eagle3_data.hashing import hash_json
+from eagle3_data.hashing import hash_bytes, hash_json
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.samples import SampleFile
@@ -232,6 +233,7 @@ class PassRun:
             "model_path": "",
             "states_root": "",
             "packages": [str(installed_version(*names)) for names in (VLLM_DISTRIBUTIONS, ("torch",))],
+            "canary": [hash_bytes(path.read_bytes()) for path in sorted(Path(compatibility.__file__).parent.glob("canary*.py"))],
         }
         verdict = self._store.directory / "canary" / f"{hash_json(tested)}.json"
         if verdict.exists():
@@ -254,10 +256,13 @@ class PassRun:
                 pass
         finally:
             child.kill()
-        if self._stop.now.is_set() or verdict.exists():
-            return verdict.exists()
+        if passed := find_json(verdict):
+            say("".join(["canary: passed", *(f"\n  {finding['level']}: {finding['id']}: {finding['title']}" for finding in passed["findings"])]))
+        if self._stop.now.is_set() or passed:
+            return passed is not None
         failed = find_json(verdict.with_suffix(".failed.json")) or {"findings": []}
-        causes = tuple(f"{finding['id']}: {finding['title']}" for finding in failed["findings"]) or (f"the canary's process {child.end()}",)
+        told = (f"{finding['id']}: {finding['title']}" for finding in failed["findings"] if finding["level"] == "fail")
+        causes = tuple(told) or (f"the canary's process {child.end()}",)
         self._failure = describe_situation(
             CompatibilityError, f"the canary failed, so the target was not loaded: {causes[0]}; engine output: {self._job.engine_log}", causes=causes
         )
