@@ -190,7 +190,8 @@ def test_failed_samples_may_be_gone_without_knowingly_and_the_training_set_says_
 
 
 def change_layers(workflow: Workflow) -> int:
-    workflow.config["extraction"]["layers"] = [1, 2, 6]
+    last = json.loads((Path(workflow.config["target"]["path"]) / "config.json").read_text())["num_hidden_layers"]
+    workflow.config["extraction"]["layers"] = [1, 2, 3, last]
     return 10
 
 
