@@ -107,6 +107,14 @@ class Cluster:
         for name in ("slurm.conf", "gres.conf"):
             (SYSTEM / name).unlink(missing_ok=True)
 
+    def heal(self) -> None:
+        """After a test, whatever it did: nothing runs, and the daemons do."""
+        if not psutil.pid_exists(read_pid(self.directory / "slurmctld.pid")):
+            self.start_controller()
+        self.ask("scancel", "--user", "root")
+        if not psutil.pid_exists(read_pid(self.directory / "slurmd.pid")):
+            self.start_node()
+
     def start_controller(self) -> None:
         subprocess.run(["slurmctld"], check=True)
 
@@ -125,10 +133,12 @@ class Cluster:
     def kill_node(self) -> None:
         """What a power cut does: slurmd and everything it runs are gone at once."""
         end(self.directory / "slurmd.pid", kill=True)
-        for daemon in [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for process in (daemon, *daemon.children(recursive=True)):
-                    process.kill()
+        daemons = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
+        processes = {process for daemon in daemons for process in (daemon, *daemon.children(recursive=True))}
+        for word in ("suspend", "kill"):  # first all stand still: none may live to report the end of another
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    getattr(process, word)()
 
     def ask(self, *command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -143,11 +153,16 @@ class Cluster:
         return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in log.read_text().splitlines()]
 
 
+def read_pid(pid_file: Path) -> int:
+    """The process a daemon's file names; -1, which no process has, where there is no file."""
+    return int(pid_file.read_text()) if pid_file.exists() else -1
+
+
 def end(pid_file: Path, kill: bool = False) -> None:
     """End the daemon that wrote `pid_file`, and wait until it is gone."""
     try:
-        daemon = psutil.Process(int(pid_file.read_text()))
-    except (OSError, ValueError, psutil.NoSuchProcess):
+        daemon = psutil.Process(read_pid(pid_file))
+    except (ValueError, psutil.NoSuchProcess):  # psutil refuses -1
         return
     (daemon.kill if kill else daemon.terminate)()
     daemon.wait(30)

@@ -20,10 +20,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def slow(tmp_path: Path, cluster: Cluster, tokenized_template: Workflow) -> SlurmWorkflow:
+def slow(tmp_path: Path, cluster: Cluster, tokenized_template: Workflow) -> Iterator[SlurmWorkflow]:
     """A tokenized run that has yet to be extracted, with samples that take long enough to be interrupted."""
     copied = tokenized_template.copy(tmp_path / "run")
     workflow = SlurmWorkflow(copied.directory, copied.config)
     workflow.cluster = cluster
     workflow.faults = {"sleep_s": SAMPLE_S}
-    return workflow
+    yield workflow
+    cluster.heal()

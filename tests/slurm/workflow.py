@@ -7,9 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-
 
 from integration.workflow import ROOT, Workflow
 from slurm.cluster import Cluster
@@ -35,7 +33,9 @@ class SlurmWorkflow(Workflow):
             local[1:3] = [str(EAGER_SNAKEMAKE)]
         if self.resources:
             local += ["--set-resources", *(f"extract_pass:{resource}" for resource in self.resources)]
-        return [*local, "--slurm-init-seconds-before-status-checks", "1" if self.eager else "3", "--", *arguments]
+        local += ["--slurm-init-seconds-before-status-checks", "1" if self.eager else "3"]
+        options = [argument for argument in arguments if argument.startswith("-")]
+        return [*local, *options, "--", *arguments[len(options) :]]
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[Running]:
