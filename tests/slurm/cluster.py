@@ -2,19 +2,27 @@
 
 Everything lies in one directory, but for munge's key and links to the two configuration files where SLURM looks for them:
 srun inside a job is not told of another place.
+
+    python tests/slurm/cluster.py COMMAND ...    runs a command on such a cluster, then takes the cluster down
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 SYSTEM = Path("/etc/slurm")
+MUNGE_RUN = Path("/run/munge")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 
 # The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is shipped.
@@ -46,7 +54,7 @@ JobCompLoc={directory}/jobs.log
 GresTypes=gpu
 SlurmdParameters=config_overrides
 MinJobAge=300
-SlurmdTimeout=20
+SlurmdTimeout=5
 KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 CPUs=32 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 Gres=gpu:8 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
@@ -67,12 +75,10 @@ def why_impossible() -> str | None:
 class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._started_munge = False
 
     def start(self) -> None:
-        if not all(shutil.which(program) for program in ("slurmctld", "slurmd", "squeue", "munged")):
-            quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "stdout": subprocess.DEVNULL}
-            subprocess.run(["apt-get", "update"], check=True, **quiet)
-            subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES], check=True, **quiet)
+        install_packages()
         for name in ("spool", "state", "gpus"):
             (self.directory / name).mkdir(parents=True)
         for n in range(8):
@@ -85,24 +91,112 @@ class Cluster:
             (SYSTEM / name).unlink(missing_ok=True)  # a dangling link of a run that was killed
             (SYSTEM / name).symlink_to(self.directory / name)
         if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode != 0:
-            Path("/run/munge").mkdir(exist_ok=True)
-            shutil.chown("/run/munge", "munge")
+            MUNGE_RUN.mkdir(exist_ok=True)
+            shutil.chown(MUNGE_RUN, "munge")
             subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", "/usr/sbin/munged"], check=True)
+            self._started_munge = True
+        self.start_controller()
+        self.start_node()
+
+    def stop(self) -> None:
+        self.ask("scancel", "--user", "root")
+        self.kill_node()
+        self.stop_controller()
+        if self._started_munge:
+            end(MUNGE_RUN / "munged.pid")
+        for name in ("slurm.conf", "gres.conf"):
+            (SYSTEM / name).unlink(missing_ok=True)
+
+    def heal(self) -> None:
+        """After a test, whatever it did: nothing runs, and the daemons do."""
+        if not psutil.pid_exists(read_pid(self.directory / "slurmctld.pid")):
+            self.start_controller()
+        self.ask("scancel", "--user", "root")
+        if not psutil.pid_exists(read_pid(self.directory / "slurmd.pid")):
+            self.start_node()
+
+    def start_controller(self) -> None:
         subprocess.run(["slurmctld"], check=True)
+
+    def stop_controller(self) -> None:
+        end(self.directory / "slurmctld.pid")
+
+    def start_node(self) -> None:
+        """Start slurmd, and wait until the controller takes the node for a working one."""
         subprocess.run(["slurmd"], check=True)
-        for _ in range(60):
-            if self.ask("sinfo", "-h", "-o", "%t") == "idle":
+        for _ in range(120):
+            if self.ask("sinfo", "-h", "-o", "%t") in ("idle", "mix", "alloc"):
                 return
-            time.sleep(0.5)
-        raise RuntimeError(f"the cluster did not come up: {(self.directory / 'slurmctld.log').read_text()[-2000:]}")
+            time.sleep(0.25)
+        raise RuntimeError(f"the node did not come up: {(self.directory / 'slurmctld.log').read_text()[-2000:]}")
+
+    def kill_node(self) -> None:
+        """What a power cut does: slurmd and everything it runs are gone at once."""
+        end(self.directory / "slurmd.pid", kill=True)
+        daemons = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
+        processes = {process for daemon in daemons for process in (daemon, *daemon.children(recursive=True))}
+        for word in ("suspend", "kill"):  # first all stand still: none may live to report the end of another
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    getattr(process, word)()
 
     def ask(self, *command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
-    def stop(self) -> None:
-        for name in ("slurmd", "slurmctld"):
-            pid_file = self.directory / f"{name}.pid"
-            if pid_file.exists():
-                os.kill(int(pid_file.read_text()), signal.SIGTERM)
-        for name in ("slurm.conf", "gres.conf"):
-            (SYSTEM / name).unlink(missing_ok=True)
+    def state(self, job: str) -> str:
+        """A job's state in SLURM's words, such as RUNNING or PENDING."""
+        return self.ask("squeue", "-h", "--states=all", "-j", job, "-o", "%T")
+
+    def finished_jobs(self) -> list[dict[str, str]]:
+        """SLURM's records of the jobs that left it, in the order in which they did."""
+        log = self.directory / "jobs.log"
+        return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in log.read_text().splitlines()]
+
+
+def read_pid(pid_file: Path) -> int:
+    """The process a daemon's file names; -1, which no process has, where there is no file."""
+    return int(pid_file.read_text()) if pid_file.exists() else -1
+
+
+def end(pid_file: Path, kill: bool = False) -> None:
+    """End the daemon that wrote `pid_file`, and wait until it is gone."""
+    try:
+        daemon = psutil.Process(read_pid(pid_file))
+    except (ValueError, psutil.NoSuchProcess):  # psutil refuses -1
+        return
+    (daemon.kill if kill else daemon.terminate)()
+    daemon.wait(30)
+    pid_file.unlink(missing_ok=True)
+
+
+def install_packages() -> None:
+    if all(shutil.which(program) for program in ("slurmctld", "slurmd", "squeue", "munged")):
+        return
+    quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "stdout": subprocess.DEVNULL}
+    subprocess.run(["apt-get", "update"], check=True, **quiet)
+    subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES], check=True, **quiet)
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path) -> Iterator[Cluster]:
+    cluster = Cluster(directory)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def main() -> int:
+    if reason := why_impossible():
+        print(f"no cluster can be started here: it {reason}", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="slurm-") as directory, running_cluster(Path(directory)) as cluster:
+        print(cluster.ask("sinfo", "-N", "-o", "%N %P %t %c CPUs, %m MB, %G"), flush=True)
+        code = subprocess.run(sys.argv[1:], check=False).returncode
+        print((cluster.directory / "jobs.log").read_text(), end="")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

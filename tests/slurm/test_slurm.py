@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from integration.fixtures import demo_config
-from integration.workflow import ROOT, Workflow
 from slurm.cluster import Cluster, why_impossible
+from slurm.workflow import SlurmWorkflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    cluster.start()
-    yield cluster
-    cluster.stop()
-
-
-class SlurmWorkflow(Workflow):
-    cluster: Cluster
-
-    def arguments(self, *arguments: str) -> list[str]:
-        local = super().arguments()
-        profile = local.index("--workflow-profile")
-        local[profile + 1] = str(ROOT / "profiles/slurm")
-        del local[local.index("--cores") : local.index("--cores") + 2]
-        return [*local, "--slurm-init-seconds-before-status-checks", "3", "--", *arguments]
-
-    def jobs_of_passes(self) -> list[str]:
-        """SLURM's own records of the jobs it ran for the rule extract_pass: those with the walltime the profile gives that rule alone."""
-        minutes = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())["set-resources"]["extract_pass"]["runtime"]
-        return [line for line in (self.cluster.directory / "jobs.log").read_text().splitlines() if f" TimeLimit={minutes} " in line]
-
-
 def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(cluster: Cluster, tmp_path: Path, tiny_llama: Path) -> None:
     workflow = SlurmWorkflow(tmp_path / "run", demo_config(tiny_llama, engine="faulty_vllm:FaultyVllmEngine"))
-    workflow.cluster = cluster
+    workflow.cluster, workflow.eager = cluster, False
     assert workflow.run("results/demo/tokens/batches.json").returncode == 0
     workflow.faults = {"refuse": {workflow.keys("00001")[0]: "refused for the test"}}
     failed = workflow.run("extract")
@@ -61,5 +35,5 @@ def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(
     assert retried.passes["002/0"]["samples_extracted"] == 1
     assert retried.gates == ["00001"]
     assert workflow.targets() == sorted(workflow.batches())
-    assert len(workflow.jobs_of_passes()) == 2, "one submission for each pass"
+    assert [job["NodeCnt"] for job in workflow.jobs_of_passes()] == ["1", "1"], "one submission for each pass"
     assert workflow.run("extract").nothing_done
