@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
+
+OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class Eagle3DataError(Exception):
@@ -56,6 +59,14 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return chain
 
 
+def errno_of(error: BaseException) -> int | None:
+    """The system's error number, also of libraries in Rust (safetensors), which tell it in words: "... (os error 28)"."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = OS_ERROR.search(str(error))
+    return int(found[1]) if found else None
+
+
 def describe_exception(error: BaseException) -> dict[str, Any]:
     """A JSON-ready failure description that is never empty.
 
@@ -68,7 +79,7 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
         "message": message_of(error),
         "notes": [str(note) for e in chain for note in getattr(e, "__notes__", [])],
         "causes": [headline(cause) for cause in chain[1:]],
-        "errno": next((e.errno for e in chain if isinstance(e, OSError) and e.errno is not None), None),
+        "errno": next((number for e in chain if (number := errno_of(e)) is not None), None),
         "traceback": "".join(traceback.format_exception(error)),
     }
 

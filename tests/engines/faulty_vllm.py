@@ -1,11 +1,12 @@
 """The real vLLM engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine), or dies of those of `kill`:
-vLLM's engine core is killed with kill -9 when it is handed one."""
+vLLM's engine core is killed with kill -9 when it is handed one. The connector cannot write those of `write`."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+from pathlib import Path
 
 from fake_engine import faults
 
@@ -18,6 +19,8 @@ class FaultyVllmEngine(VllmEngine):
     def submit(self, request: Request) -> None:
         if message := faults().get("refuse", {}).get(request.key):
             raise SampleError(message)
+        if request.key in faults().get("write", ()):
+            Path(f"{request.states_path}.part").mkdir()  # where vLLM's connector wants to write a file
         super().submit(request)
         if request.key in faults().get("kill", ()):
             (core,) = multiprocessing.active_children()

@@ -3,6 +3,8 @@ failed has failed, and it says why."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.samples import SampleFile
-from integration.workflow import Workflow, wait_for
+from eagle3_data.states import file_checksum
+from integration.workflow import Workflow
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +44,19 @@ def test_a_sample_that_kills_the_engine_fails_alone_and_the_rest_completes(fast:
     assert fast.run_pass("003")["samples_extracted"] == 1
 
 
-def test_a_sample_that_kills_vllms_engine_core_fails_alone_and_one_that_is_too_long_before_any_work(fast: Workflow) -> None:
-    """On real vLLM, whose `step` waits forever after a kill -9 of its engine core."""
+def test_real_vllm_loses_only_the_sample_that_kills_it_the_one_it_cannot_write_and_the_one_that_is_too_long(fast: Workflow) -> None:
+    """vLLM's `step` waits forever after a kill -9 of its engine core, and its own connector only logs write errors."""
     fast.config["extraction"] |= {"engine": "faulty_vllm:FaultyVllmEngine", "engine_arguments": {"enforce_eager": True}}
     lengths = {sample.key: len(sample.token_ids) for sample in SampleFile(fast.results / "tokens/samples.parquet").all_samples()}
     longest = max(lengths.values())
     too_long = {key for key, length in lengths.items() if length == longest}
     fast.config["tokenization"]["max_length"] = longest - 1  # the tokens are those of a larger bound
-    poison = [key for key in lengths if key not in too_long][-1]
-    fast.faults = {"kill": [poison]}
+    unwritable, *_, poison = [key for key in lengths if key not in too_long]
+    fast.faults = {"kill": [poison], "write": [unwritable]}
     ledger = fast.run_pass(timeout=400)
     records = fast.failure_records()
-    assert set(records) == {poison, *too_long}
+    assert set(records) == {unwritable, poison, *too_long}
+    assert records[unwritable]["failure"]["errno"] == errno.EEXIST
     assert len(fast.stored()) == 10 - len(records)
     assert 2 <= ledger["model_loads"] <= 3
     killed, refused = records[poison]["failure"], records[too_long.pop()]["failure"]
@@ -131,15 +135,16 @@ def test_a_full_disk_stops_the_pass_cleanly_and_it_goes_on_when_there_is_room(fa
     assert set(states_of(rest)) == {"complete"}
 
 
-def test_two_runs_on_one_store_at_once_both_finish_and_write_each_key_once(fast: Workflow, tmp_path: Path) -> None:
-    fast.faults = {"sleep_s": 0.2}
+def test_two_workflows_on_one_store_at_once_both_finish_and_write_each_key_once(fast: Workflow, tmp_path: Path) -> None:
+    fast.faults = {"sleep_s": 0.3}
     fast.config["extraction"]["store"] = str(tmp_path / "store")
     other = fast.copy(tmp_path / "other")
     other.faults = fast.faults
-    first, second = fast.start_pass(), other.start_pass()
-    wait_for(lambda: first.poll() is not None and second.poll() is not None)
-    assert first.returncode == second.returncode == 0
+    running = [workflow.start("extract") for workflow in (fast, other)]
+    outputs = [snakemake.communicate(timeout=120)[0] for snakemake in running]
+    assert [snakemake.returncode for snakemake in running] == [0, 0], outputs
     stored = list((tmp_path / "store").glob("*/??/*.safetensors"))
     assert len(stored) == 10
-    for workflow in (fast, other):
-        assert len(list(workflow.results.glob("extraction/records/*.json"))) == 5
+    for states in stored:
+        assert file_checksum(states) == json.loads(states.with_suffix(".json").read_text())["xxh3_128"]
+    assert fast.targets() == other.targets() == sorted(fast.batches())

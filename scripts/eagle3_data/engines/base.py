@@ -7,6 +7,7 @@ there complete, by a rename, or `<path>.error` appears with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -126,7 +127,8 @@ def publish_states(states_path: str, write: Callable[[str], None]) -> None:
         os.replace(part, states_path)
     except Exception as error:  # noqa: BLE001  whatever it is, it belongs to this sample and must reach its record
         failure = describe_exception(error)
-        Path(part).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(part).unlink(missing_ok=True)
         error_part = f"{states_path}.error.part"
         Path(error_part).write_text(json.dumps(failure), encoding="utf-8")
         os.replace(error_part, error_path(states_path))
