@@ -4,11 +4,12 @@
 ACCELERATOR ?= cpu
 PYTHON ?= python3
 
-.PHONY: help extract test test-fast lint environment development documentation
+.PHONY: help extract slurm-demo test test-fast lint environment development documentation
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make extract        set up .venv, then extract the hidden states of config/config.yaml (the embedded demo)'
+	@echo 'make slurm-demo     the same as jobs of a real SLURM cluster, brought up for it on this machine (root, Debian)'
 	@echo 'make test           lint and all tests, the slow ones (real vLLM, real Snakemake) included'
 	@echo 'make test-fast      the tests that take seconds'
 	@echo 'make lint           formatting, style, types, generated files'
@@ -19,6 +20,11 @@ help:
 
 extract: environment
 	.venv/bin/snakemake --cores all extract
+
+slurm-demo: development
+	rm -rf results/slurm-demo results/slurm-demo-store
+	.venv/bin/python tests/slurm/cluster.py .venv/bin/snakemake --workflow-profile profiles/slurm \
+	    --config run=slurm-demo 'extraction={store: results/slurm-demo-store}' -- extract
 
 test: lint
 	.venv/bin/python -m pytest

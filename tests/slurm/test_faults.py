@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from integration.workflow import Workflow
 from slurm.cluster import why_impossible
 from slurm.workflow import SlurmWorkflow
 
@@ -82,9 +83,11 @@ def test_a_pass_goes_on_while_the_controller_restarts(slow: SlurmWorkflow) -> No
 
 
 def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest(slow: SlurmWorkflow) -> None:
-    slow.config["extraction"]["stop_before_end_s"] = 50  # the shortest walltime is a minute
+    slow.config["tokenization"]["max_length"] = 64
+    slow.config["extraction"].update(in_flight_tokens=128, stop_before_end_s=50)  # the shortest walltime is a minute
+    assert Workflow(slow.directory, slow.config).run("results/test/compatibility/report.json").returncode == 0
     slow.resources = ("gpu=8", "nodes=1", "runtime=1")
-    slow.faults = {"sleep_s": 3}
+    slow.faults = {"sleep_s": 2}
     stopped = slow.run("extract")
     assert stopped.returncode != 0
     assert "walltime ends in" in stopped.output.rpartition("\nresults/")[2]
