@@ -28,7 +28,7 @@ LOGS = f"logs/{CONFIG.run}"
 PLAN = Plan(CONFIG, Path(RESULTS))
 DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
 # What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
-os.environ.setdefault("EAGLE3_DATA_COMMAND", join(["snakemake", *sys.argv[1:]]))
+os.environ.setdefault("EAGLE3_DATA_COMMAND", join(["snakemake", *("extract" if argument == "status" else argument for argument in sys.argv[1:])]))
 # Under `--sdm conda` a rule's own environment brings its python; otherwise it is the one that runs Snakemake.
 IN_CONDA = any(str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method)
 shell.prefix(f"python={quote('python' if IN_CONDA else sys.executable)} scripts={quote(SCRIPTS)}; ")
