@@ -45,6 +45,7 @@ class Fixture:
 
 
 def commit(store: Store, sample: Sample, states: torch.Tensor, greedy: int) -> None:
+    store.states_path(sample.key).unlink(missing_ok=True)  # the first writer of a key wins
     part = store.directory / "part"
     save_file(
         {"hidden_states": states.contiguous(), "token_ids": torch.tensor(sample.token_ids)},
