@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -191,6 +192,7 @@ def main() -> int:
     if reason := why_impossible():
         print(f"no cluster can be started here: it {reason}", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is taken down then, too
     with tempfile.TemporaryDirectory(prefix="slurm-") as directory, running_cluster(Path(directory)) as cluster:
         print(cluster.ask("sinfo", "-N", "-o", "%N %P %t %c CPUs, %m MB, %G"), flush=True)
         code = subprocess.run(sys.argv[1:], check=False).returncode
