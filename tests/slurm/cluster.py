@@ -131,6 +131,16 @@ class Cluster:
             time.sleep(0.25)
         raise RuntimeError(f"the node did not come up: {(self.directory / 'slurmctld.log').read_text()[-2000:]}")
 
+    def kill_node(self) -> None:
+        """What a power cut does: slurmd and everything it runs are gone at once."""
+        end(self.directory / "slurmd.pid", kill=True)
+        daemons = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
+        processes = {process for daemon in daemons for process in (daemon, *daemon.children(recursive=True))}
+        for word in ("suspend", "kill"):  # first all stand still: none may live to report the end of another
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    getattr(process, word)()
+
     def ask(self, *command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
