@@ -5,6 +5,7 @@ Snakemake's lock: it only reads records. Standard library only."""
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.extraction.status import BatchStatus, RunStatus, describe_running
@@ -29,12 +30,11 @@ def main() -> None:
     if arguments.part != "summary":
         show_table(batches if arguments.all else [batch for batch in batches if not batch.is_done], arguments.all)
     if arguments.part != "table":
-        show_summary(arguments.results, logs, status, batches)
+        show_summary(arguments.results, logs, status, status.tokens, batches)
 
 
-def show_summary(results: Path, logs: Path, status: RunStatus, batches: list[BatchStatus]) -> None:
+def show_summary(results: Path, logs: Path, status: RunStatus, tokens: dict[str, Any], batches: list[BatchStatus]) -> None:
     """How many of how many, the distinct causes, where the logs are, and the command that goes on."""
-    tokens = status.tokens or {}
     done, validated = sum(batch.is_done for batch in batches), sum(batch.state == "validated" for batch in batches)
     print(f"\n{results}: {done} of {len(batches)} batches extracted, {validated} validated")
     print(f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens; {status.written_bytes / 2**30:.2f} GiB written in {status.passes} passes")

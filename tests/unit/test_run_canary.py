@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, zeroed_tail
 from eagle3_data.compatibility.canary import prompts
 from eagle3_data.compatibility.canary_checks import Answer, check
-from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, is_quantized, shrink, size_bytes
+from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, quantization_of, shrink, size_bytes
 from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel, make_language_model
 from eagle3_data.head import read_head
@@ -72,7 +72,7 @@ def test_special_tokens_stay_inside_the_cut_vocabulary_in_the_wrapper_too():
 def test_the_wrapper_stays_and_quantization_goes():
     small = shrink({**KIMI_K2_5, "quantization_config": {"quant_method": "fp8"}}, 1)
     assert small["architectures"] == KIMI_K2_5["architectures"] and small["vision_config"] == KIMI_K2_5["vision_config"]
-    assert is_quantized(KIMI_K2_5) and is_quantized(DEEPSEEK_V3) and not is_quantized(small) and not is_quantized(LLAMA_3_1_70B)
+    assert quantization_of(KIMI_K2_5) and quantization_of(DEEPSEEK_V3) and not quantization_of(small) and not quantization_of(LLAMA_3_1_70B)
 
 
 def test_lists_with_one_entry_a_layer_are_cut_with_the_layers():

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from eagle3_data.compatibility.canary_checks import MAX_BATCHED_TOKENS, Answer, check
-from eagle3_data.compatibility.canary_model import build_canary, is_quantized
+from eagle3_data.compatibility.canary_model import build_canary, quantization_of
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.errors import EngineError, describe_situation
-from eagle3_data.extraction.engine_log import with_root_cause
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.target import read_model_config, text_config
 
@@ -36,7 +35,7 @@ def run_canary(settings: EngineSettings, work: Path, log: Path, deadline_s: floa
     """Build the canary below `work`, extract from it, check it. `settings` are the pass's own. Returns what is wrong (fail) or was not covered (unknown)."""
     shutil.rmtree(work, ignore_errors=True)
     try:
-        target_config = read_model_config(Path(settings.model_path))
+        quantization = quantization_of(read_model_config(Path(settings.model_path)))
         build_canary(Path(settings.model_path), work / "model", settings.tensor_parallel, settings.trust_remote_code)
         config = text_config(read_model_config(work / "model"))
         (work / "states").mkdir()
@@ -46,11 +45,11 @@ def run_canary(settings: EngineSettings, work: Path, log: Path, deadline_s: floa
             layers=tuple(range(1, config["num_hidden_layers"] + 1)),
             max_length=max(LENGTHS),
             states_root=str((work / "states").resolve()),
-            arguments=_canary_arguments(settings, is_quantized(target_config)),
+            arguments=_canary_arguments(settings, bool(quantization)),
         )
         answers = _extract(mine, prompts(config["vocab_size"]), log, deadline_s)
         findings = [answers] if isinstance(answers, Finding) else check(mine, answers, config["hidden_size"])
-        return [*findings, *_not_covered(target_config)]
+        return [*findings, *_not_covered(quantization)]
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -70,12 +69,11 @@ def _canary_arguments(settings: EngineSettings, quantized_checkpoint: bool) -> d
     return {**kept, **small}
 
 
-def _not_covered(target_config: dict[str, Any]) -> list[Finding]:
-    quantization = target_config.get("quantization_config") or text_config(target_config).get("quantization_config")
+def _not_covered(quantization: dict[str, Any] | None) -> list[Finding]:
     if not quantization:
         return []
     title = f"the target's quantization ({quantization.get('quant_method', 'unknown method')}) was not covered: the canary's weights are bfloat16"
-    remedy = "none needed; validation compares what was extracted with the target's own head and reference"
+    remedy = "none known; of the target itself, validation proves each sample's last state by its greedy token, and no other layer"
     return [Finding(id="canary-quantization", level="unknown", title=title, remedy=remedy)]
 
 
@@ -86,7 +84,7 @@ def _extract(settings: EngineSettings, samples: list[tuple[int, ...]], log: Path
     try:
         word = process.receive(deadline_s)
         if not isinstance(word, Ready):
-            return _engine_failed("canary-engine-start", "the engine does not start with a small model of the target's architecture", word, log, deadline_s)
+            return _engine_failed("canary-engine-start", "the engine does not start with a small model of the target's architecture", word, process, deadline_s)
         answers: list[Answer] = []
         for wave, alone in [(samples, False), *(([ids], True) for ids in samples)]:
             waiting: dict[str, Request] = {}
@@ -98,10 +96,10 @@ def _extract(settings: EngineSettings, samples: list[tuple[int, ...]], log: Path
                 word = process.receive(max(0.0, deadline - time.monotonic()))
                 if isinstance(word, Fatal | Rejected):
                     title = "the engine does not extract from a small model of the target's architecture"
-                    return _engine_failed("canary-extraction", title, word, log, deadline_s)
+                    return _engine_failed("canary-extraction", title, word, process, deadline_s)
                 if not isinstance(word, Extracted) or word.key not in waiting:
                     lost = ", ".join(f"{len(request.token_ids)} tokens" for request in waiting.values())
-                    return _engine_failed("canary-count", f"{len(waiting)} samples did not come back ({lost})", word, log, deadline_s)
+                    return _engine_failed("canary-count", f"{len(waiting)} samples did not come back ({lost})", word, process, deadline_s)
                 answers.append(Answer(waiting.pop(word.key), word.greedy_token, alone))
         process.close()
         return answers
@@ -109,14 +107,14 @@ def _extract(settings: EngineSettings, samples: list[tuple[int, ...]], log: Path
         process.kill()
 
 
-def _engine_failed(name: str, title: str, word: Any, log: Path, deadline_s: float) -> Finding:
+def _engine_failed(name: str, title: str, word: Any, process: EngineProcess, deadline_s: float) -> Finding:
     """A finding with the engine's own root cause; `word` is its failure, an unexpected word, or None: silence until the deadline."""
     if isinstance(word, Fatal | Rejected):
-        failure = with_root_cause(word.failure, log)
+        failure = process.explain(word.failure)
     elif word is None:
         failure = describe_situation(EngineError, f"no answer within {deadline_s:.0f} s of the canary's start")
     else:
         failure = describe_situation(EngineError, f"an answer that nobody asked for: {word!r}")
     causes = "".join(f"; caused by {cause}" for cause in failure["causes"])
-    remedy = failure.get("remedy") or f"see the engine's output in {log}"
+    remedy = failure.get("remedy") or f"see the engine's output in {process.log}"
     return Finding(id=name, level="fail", title=f"{title}: {failure['class']}: {failure['message']}{causes}", remedy=remedy)

@@ -78,8 +78,9 @@ def random_weights(shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape).mul_(shape[-1] ** -0.5).to(WEIGHTS_DTYPE) if len(shape) > 1 else torch.empty(shape, dtype=WEIGHTS_DTYPE).uniform_(0.5, 1.5)
 
 
-def is_quantized(config: dict[str, Any]) -> bool:
-    return bool(config.get("quantization_config") or text_config(config).get("quantization_config"))
+def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+    """How the weights of a checkpoint are stored, from its config.json; None for plain ones."""
+    return config.get("quantization_config") or text_config(config).get("quantization_config")
 
 
 def shrink(config: dict[str, Any], tensor_parallel: int, layers: int = LAYERS) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class EngineProcess:
     """An engine in a child process (`eagle3_data.extraction.engine_child`), whose output goes to `log`."""
 
     def __init__(self, settings: EngineSettings, log: Path) -> None:
-        self._log = log
+        self.log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
         with theirs:
@@ -50,11 +50,11 @@ class EngineProcess:
                 return word
         elif not ready:
             return None
-        return Fatal(describe_situation(EngineError, f"the engine's process {self._child.end()}; its output is in {self._log}"))
+        return Fatal(describe_situation(EngineError, f"the engine's process {self._child.end()}; its output is in {self.log}"))
 
     def explain(self, failure: dict[str, Any]) -> dict[str, Any]:
         """The failure with its root cause, where this engine's own part of the log tells it."""
-        return with_root_cause(failure, self._log, self._log_start)
+        return with_root_cause(failure, self.log, self._log_start)
 
     def show_stacks(self) -> None:
         """Have the engine's process write into its log where each of its threads is; for one that hangs."""

@@ -137,6 +137,8 @@ class Feeding:
     def _engine_died(self, failure: dict[str, Any]) -> None:
         self._end_engine()
         taken = self._flight.engine_died()
+        if self._stop.now.is_set():  # by the signal that stops the pass: SLURM and Ctrl-C send it to every process, so no sample is to blame
+            return
         say(f"the engine died with {len(taken)} samples\n{render_failure(failure)}")
         for request in taken:
             self._deaths[request.key] += 1

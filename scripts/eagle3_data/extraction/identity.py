@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from eagle3_data import FORMAT_VERSION
@@ -33,7 +34,7 @@ class ExtractionIdentity:
     capture_version: int = CAPTURE_VERSION
     format_version: int = FORMAT_VERSION
 
-    @property
+    @cached_property
     def extraction_id(self) -> str:
         return hash_json(asdict(self))[:16]
 

@@ -37,20 +37,18 @@ class RunStatus:
     def __init__(self, results: Path) -> None:
         self._results, self._paths = results, ExtractionPaths(results / "extraction")
         self.tokens: dict[str, Any] | None = find_json(results / "tokens/batches.json")
-        ledgers = self._paths.ledgers()
-        self.passes = len({path.parent for path in ledgers})
-        self._newest = [ledger for path in ledgers if path.parent == ledgers[-1].parent and (ledger := find_json(path))]
-        self.written_bytes = sum((find_json(path) or {}).get("written_bytes", 0) for path in ledgers)
+        ledgers = [ledger for path in self._paths.ledgers() if (ledger := find_json(path))]
+        self.passes = len({ledger["pass"] for ledger in ledgers})
+        self.written_bytes = sum(ledger["written_bytes"] for ledger in ledgers)
+        self._newest = [ledger for ledger in ledgers if ledger["pass"] == ledgers[-1]["pass"]]
 
     def batches(self) -> list[BatchStatus]:
         entries = self.tokens["batches"] if self.tokens else {}
         return [self._batch(batch, entry) for batch, entry in sorted(entries.items())]
 
     def _batch(self, batch: str, entry: dict[str, Any]) -> BatchStatus:
-        size = (batch, entry["samples"], entry["tokens"])
-
         def status(state: str, detail: str = "") -> BatchStatus:
-            return BatchStatus(size[0], state, size[1], size[2], detail)
+            return BatchStatus(batch, state, entry["samples"], entry["tokens"], detail)
 
         if rejected := find_json(rejected_path(self._results, batch)):
             return status("rejected", f"{len(rejected['rejected'])} samples are quarantined and extracted anew by the next pass")
