@@ -3,6 +3,7 @@
 so that a thousand gates cost seconds."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,23 @@ def shared_cause(batch: str, ledger: dict[str, Any], path: Path) -> str:
     """What ended the pass early, told by the first gate that asks; a thousand others only say where."""
     if not ledger["failure"]:
         return "no cause was recorded"
-    try:
-        with open(path.with_suffix(".told"), "x", encoding="utf-8") as file:
-            file.write(batch)
-    except FileExistsError:
-        return f"the cause is told by batch {path.with_suffix('.told').read_text(encoding='utf-8')}, and in {path}"
+    teller = first_to_tell(batch, path.with_suffix(".told"))
+    if teller != batch:
+        return f"the cause is told by batch {teller}, and in {path}"
     return render_failure(ledger["failure"])
+
+
+def first_to_tell(batch: str, path: Path) -> str:
+    """The batch named by `path`: the first that asked. Gates run side by side, so the name is there whole or not at all."""
+    mine = path.with_name(f".{path.name}.{batch}")
+    mine.write_text(batch, encoding="utf-8")
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        return path.read_text(encoding="utf-8")
+    finally:
+        mine.unlink()
+    return batch
 
 
 if __name__ == "__main__":
