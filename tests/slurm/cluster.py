@@ -27,12 +27,14 @@ MUNGE_RUN = Path("/run/munge")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 
 # The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is shipped.
+# cred_expire is also how long a job that was queued again waits before it starts: two minutes unless told otherwise.
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=5
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

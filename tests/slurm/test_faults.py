@@ -1,4 +1,4 @@
-"""What a cluster does to a pass: it cancels, preempts and forgets jobs, restarts. Real daemons, a fake engine.
+"""What a cluster does to a pass: it cancels, preempts and forgets jobs, loses nodes, restarts. Real daemons, a fake engine.
 
 In each case nothing that was finished is lost or extracted again, and the run goes on by itself or says what to do.
 """
@@ -45,12 +45,27 @@ def test_a_preempted_pass_is_queued_again_and_goes_on_by_itself(slow: SlurmWorkf
         slow.cluster.ask("scontrol", "requeue", job)  # what PreemptMode=REQUEUE does to it
         finished = slow.written_at()
         run.wait_for(lambda: slow.cluster.state(job) == "PENDING")
-        run.skip_pause(job)
         assert run.end() == 0, run.output
         assert run.jobs() == [job]
     assert len(finished) < 10
     assert finished.items() <= slow.written_at().items()
     assert slow.targets() == sorted(slow.batches())
+
+
+def test_a_pass_whose_node_dies_is_queued_again_and_goes_on_by_itself(slow: SlurmWorkflow) -> None:
+    with slow.running("extract") as run:
+        job = run.wait_for_samples(3)
+        slow.cluster.kill_node()
+        finished = slow.written_at()
+        run.wait_for(lambda: slow.cluster.state(job) == "PENDING")
+        assert slow.written_at() == finished
+        slow.cluster.start_node()
+        assert run.end() == 0, run.output
+        assert run.jobs() == [job]
+    assert len(finished) < 10
+    assert finished.items() <= slow.written_at().items()
+    assert slow.targets() == sorted(slow.batches())
+    assert [record["JobState"] for record in slow.jobs_of_passes()] == ["NODE_FAIL", "COMPLETED"]
 
 
 def test_a_pass_goes_on_while_the_controller_restarts(slow: SlurmWorkflow) -> None:

@@ -98,11 +98,6 @@ class Running:
         """SLURM's ids of what this command submitted."""
         return re.findall(r"submitted with SLURM jobid (\d+)", self.output)
 
-    def skip_pause(self, job: str) -> None:
-        """Let a job that was queued again start now: SLURM waits two minutes. Not before it says so: slurmctld 22.05 crashes on a start in the same moment."""
-        self.wait_for(lambda: self.workflow.cluster.ask("squeue", "-h", "-j", job, "-o", "%r") == "BeginTime")
-        self.workflow.cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-
     def end(self, seconds: float = 90) -> int:
         try:
             return self.process.wait(seconds)
