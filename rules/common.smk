@@ -92,6 +92,15 @@ def stripe(wildcards):
     return wildcards.ledger.split("/")[1]
 
 
+def pass_minutes(wildcards):
+    """Walltime, where the profile does not say another."""
+    return PLAN.forecast(int(stripe(wildcards))).minutes
+
+
+def pass_memory_mb(wildcards):
+    return PLAN.forecast(int(stripe(wildcards))).memory_mb
+
+
 def summarize():
     """What is done, what failed and why, and what to run next: the last lines a user reads."""
     subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", "--results", RESULTS, "--part", "summary"], check=False)

@@ -52,6 +52,8 @@ rule extract_pass:
     threads: 8
     resources:
         gpu=CONFIG.extraction.tensor_parallel,
+        runtime=pass_minutes,
+        mem_mb=pass_memory_mb,
     params:
         config=section("target", "tokenization", "extraction", "compatibility"),
         results=results_directory,

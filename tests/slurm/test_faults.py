@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from eagle3_data.extraction.forecast import SHORTEST_MIN
 from integration.workflow import Workflow
 from slurm.cluster import why_impossible
 from slurm.workflow import SlurmWorkflow
@@ -93,7 +94,7 @@ def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest
     assert 1 <= len(finished) < 10
     slow.resources = ()
     assert_the_rest_is_extracted(slow, finished)
-    assert [record["TimeLimit"] for record in slow.jobs_of_passes()] == ["1", "1440"]
+    assert [record["TimeLimit"] for record in slow.jobs_of_passes()] == ["1", str(SHORTEST_MIN)]
 
 
 def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(slow: SlurmWorkflow) -> None:

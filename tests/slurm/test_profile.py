@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB
 from integration.workflow import Run, Workflow
 from slurm.workflow import SlurmWorkflow
 
@@ -27,12 +30,30 @@ def resources_of(run: Run, rule: str) -> dict[str, str]:
     return dict(item.split("=", 1) for item in found[1].split(", "))
 
 
-def test_the_pass_is_one_job_of_eight_devices_on_one_node_for_a_day(planned: SlurmWorkflow) -> None:
+def test_the_pass_is_one_job_of_eight_devices_on_one_node(planned: SlurmWorkflow) -> None:
+    planned.config["extraction"]["tensor_parallel"] = 8
     dry = planned.run("--dry-run", "extract")
     asked = resources_of(dry, "extract_pass")
-    expected = {"gpu": "8", "nodes": "1", "runtime": "1440", "mem_mb": "256000", "slurm_partition": "main"}
+    expected = {"gpu": "8", "nodes": "1", "runtime": str(SHORTEST_MIN), "mem_mb": str(SUPERVISOR_MB + 8 * WORKER_MB + 5), "slurm_partition": "main"}
     assert {name: asked[name] for name in expected} == expected
     assert dry.output.count("rule extract_pass:") == 1
+
+
+def test_walltime_and_memory_follow_from_the_checkpoint_and_what_is_in_flight(planned: SlurmWorkflow) -> None:
+    target = planned.results / "target.json"
+    planned.config["extraction"]["in_flight_tokens"] = 1_000_000
+    written = target.stat()
+    target.write_text(json.dumps({**json.loads(target.read_text()), "weights_bytes": 540_000_000_000}))
+    os.utime(target, ns=(written.st_atime_ns, written.st_mtime_ns))
+    asked = resources_of(planned.run("--dry-run", "extract"), "extract_pass")
+    assert (asked["runtime"], asked["mem_mb"]) == ("83", str(SUPERVISOR_MB + WORKER_MB + 8_192))
+
+
+def test_the_profile_may_set_the_walltime(planned: SlurmWorkflow) -> None:
+    profile = planned.copy_project() / "profiles/slurm/config.yaml"
+    assert "    # runtime: 720 " in profile.read_text()
+    profile.write_text(profile.read_text().replace("    # runtime: 720 ", "    runtime: 720 "))
+    assert resources_of(planned.run("--dry-run", "extract"), "extract_pass")["runtime"] == "720"
 
 
 def test_small_jobs_ask_for_no_device(planned: SlurmWorkflow) -> None:
@@ -44,4 +65,5 @@ def test_small_jobs_ask_for_no_device(planned: SlurmWorkflow) -> None:
 def test_resources_on_the_command_line_replace_those_of_the_profile(planned: SlurmWorkflow) -> None:
     planned.resources = ("gpu=4",)
     asked = resources_of(planned.run("--dry-run", "extract"), "extract_pass")
-    assert (asked["gpu"], asked["runtime"], asked["mem_mb"]) == ("4", "60", "8000")
+    assert (asked["gpu"], asked["nodes"], asked["runtime"]) == ("4", "1", str(SHORTEST_MIN))
+    assert resources_of(planned.run("--dry-run", "validate"), "validate_batch")["mem_mb"] == "8000"

@@ -17,6 +17,7 @@ from typing import Any
 
 from eagle3_data.config import Config, Extraction
 from eagle3_data.errors import ConfigError
+from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, Forecast, Pace, host_memory_mb, walltime_min
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.records import find_json, read_json
@@ -73,6 +74,12 @@ class Plan:
             return Made(str(self._paths.stored_ledger(self.next_number)), False)
         return self._next_pass(batch)
 
+    def forecast(self, stripe: int) -> Forecast:
+        """What one job of the next pass asks the scheduler for, from the tokens of the batches that wait for it."""
+        view, ledger = self.view(), str(self._paths.ledger(self.next_number, stripe))
+        tokens = sum(entry["tokens"] for batch, entry in view.batches.items() if self.made_by(batch).ledger == ledger)
+        return view.forecast(tokens, [found for path in self._paths.ledgers() if (found := find_json(path))])
+
     def _next_pass(self, batch: str) -> Made:
         return Made(str(self._paths.ledger(self.next_number, self.view().stripe(batch))), False)
 
@@ -83,16 +90,17 @@ class TokensView:
     def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
         self.batches: dict[str, dict[str, Any]] = read_json(batches_json)["batches"]
         self._samples = batches_json.with_name("samples.parquet")
-        self._jobs, self._max_failed_fraction = extraction.jobs, extraction.max_failed_fraction
+        self._extraction, self._target = extraction, TargetDescription.read(target_json)
+        self._in_store: dict[str, bool] = {}
         try:
-            self._identity: ExtractionIdentity | None = identify_extraction(TargetDescription.read(target_json), extraction)
+            self._identity: ExtractionIdentity | None = identify_extraction(self._target, extraction)
         except ConfigError:  # impossible layer ids: check_compatibility tells, before any pass
             self._identity = None
         else:
             self._store = Store(extraction.store, self._identity.extraction_id)
 
     def stripe(self, batch: str) -> int:
-        return stripe_of(batch, self._jobs)
+        return stripe_of(batch, self._extraction.jobs)
 
     def fingerprint(self, batch: str) -> str:
         return self._identity.batch_fingerprint(self.batches[batch]["fingerprint"]) if self._identity else ""
@@ -100,7 +108,7 @@ class TokensView:
     def is_stored(self, batch: str, record: dict[str, Any]) -> bool:
         """Whether `record` is of this very batch, all its samples are in the store, and no more were left out than may be."""
         left_out, kept = record["left_out"], record["samples"]
-        if record["fingerprint"] != self.fingerprint(batch) or len(left_out) > self._max_failed_fraction * (len(left_out) + len(kept)):
+        if record["fingerprint"] != self.fingerprint(batch) or len(left_out) > self._extraction.max_failed_fraction * (len(left_out) + len(kept)):
             return False
         return all(sample["key"] in self._keys for sample in kept)
 
@@ -108,7 +116,18 @@ class TokensView:
         """Whether every sample of the batch is in the store, whichever run put it there."""
         if not self._identity or not self._keys:
             return False
-        return all(name.key in self._keys for name in self._sample_file.names(self.batches[batch]["row_group"]))
+        if batch not in self._in_store:
+            names = self._sample_file.names(self.batches[batch]["row_group"])
+            self._in_store[batch] = all(name.key in self._keys for name in names)
+        return self._in_store[batch]
+
+    def forecast(self, tokens: int, ledgers: Iterable[dict[str, Any]]) -> Forecast:
+        """Of one job that extracts `tokens`, at the pace of those `ledgers` that are of this very extraction."""
+        if not self._identity:
+            return Forecast(SHORTEST_MIN, SUPERVISOR_MB)
+        same = (ledger for ledger in ledgers if ledger["extraction_id"] == self._identity.extraction_id)
+        pace = Pace.assumed(self._target.weights_bytes).measured_by(same)
+        return Forecast(walltime_min(tokens, pace), host_memory_mb(self._extraction, len(self._identity.layers), self._target.hidden_size))
 
     @cached_property
     def _sample_file(self) -> SampleFile:

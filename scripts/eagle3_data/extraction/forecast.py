@@ -1,0 +1,67 @@
+"""Walltime and host memory of one job of a pass, for the scheduler: assumed before the first pass, measured by those that ended. No torch, no vLLM.
+
+Both are asked for generously. A walltime that is too short costs one more load of the model and nothing else, since a pass
+stops cleanly before it ends; so the longest one asked for is a day, and more work takes more passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from eagle3_data.compatibility.arithmetic import DTYPE_BYTES
+from eagle3_data.config import Extraction
+
+LOAD_BYTES_PER_S = 0.25e9
+"""What a checkpoint comes from a network file system with; the slowest load we know of had 0.36."""
+TOKENS_PER_S = 1_000
+MARGIN = 2.0
+"""Of what is measured or assumed: file systems are shared, and the last samples of a pass may be the longest."""
+SHORTEST_MIN, LONGEST_MIN = 60, 1_440
+CANARY_S = 600
+WORKER_MB, SUPERVISOR_MB = 12_000, 16_000
+"""Host memory of one vLLM worker with CUDA's context and its pinned buffers, and of everything else in the job."""
+COPIES = 4
+"""A token's states are in the worker's buffer, in what is written, in the page cache and with the committer."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one job of a pass asks for: minutes of walltime and megabytes of host memory."""
+
+    minutes: int
+    memory_mb: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the model takes to load, and how many tokens a second then come."""
+
+    load_s: float
+    tokens_per_s: float
+
+    @classmethod
+    def assumed(cls, weights_bytes: int) -> Pace:
+        return cls(weights_bytes / LOAD_BYTES_PER_S, TOKENS_PER_S)
+
+    def measured_by(self, ledgers: Iterable[dict[str, Any]]) -> Pace:
+        """The slowest load and the mean rate in `ledgers`, and this pace where they do not tell."""
+        ended = [ledger for ledger in ledgers if ledger["load_s"] is not None and ledger["tokens_extracted"]]
+        if not ended:
+            return self
+        tokens, seconds = sum(ledger["tokens_extracted"] for ledger in ended), sum(ledger["extraction_s"] for ledger in ended)
+        return Pace(max(ledger["load_s"] for ledger in ended), tokens / max(seconds, 1e-9))
+
+
+def walltime_min(tokens: int, pace: Pace) -> int:
+    """Minutes to ask for to extract `tokens` in one job."""
+    seconds = CANARY_S + MARGIN * (pace.load_s + tokens / pace.tokens_per_s)
+    return max(SHORTEST_MIN, min(LONGEST_MIN, ceil(seconds / 60)))
+
+
+def host_memory_mb(extraction: Extraction, layers: int, hidden_size: int) -> int:
+    """Host memory to ask for. The weights are not in it: they are mapped, and the kernel drops those pages when it must."""
+    in_flight = COPIES * extraction.in_flight_tokens * layers * hidden_size * DTYPE_BYTES[extraction.dtype]
+    return SUPERVISOR_MB + WORKER_MB * extraction.tensor_parallel + ceil(in_flight / 1e6)
