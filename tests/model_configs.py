@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+from eagle3_data.demo.tiny_kimi import IMAGE_PREPROCESSING
 
 _YARN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}
 
@@ -160,3 +165,24 @@ FULL_SIZE = {
     "Llama-3.1-405B": LLAMA_3_1_405B,
     "Qwen3-235B-A22B": QWEN3_235B,
 }
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+_MLA = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+QUANTIZED_NAMES = {
+    "Kimi-K2.5": [f"language_model.model.layers.1.mlp.experts.0.{name}.weight_packed" for name in _GATED],
+    "DeepSeek-V3": [
+        *(f"model.layers.0.self_attn.{name}.weight_scale_inv" for name in _MLA),
+        *(f"model.layers.{part}.{name}.weight_scale_inv" for part in ("0.mlp", "3.mlp.experts.0", "3.mlp.shared_experts") for name in _GATED),
+    ],
+}
+"""The quantized weights of a layer of each kind, by their names in the published checkpoints."""
+
+
+def write_target(directory: Path, config: dict[str, Any], weight_names: Iterable[str] = ()) -> Path:
+    """A checkpoint without its weights: config.json, image preprocessing, and an index of `weight_names` if there are any."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": IMAGE_PREPROCESSING}))
+    if names := list(weight_names):
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00064.safetensors")}))
+    return directory

@@ -1,4 +1,4 @@
-"""On a machine with CUDA devices: the proof on as many of them as there are, one and two."""
+"""On a machine with CUDA devices: the proofs on one and two of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_both_demo_targets_extract_and_validate(tmp_path: Path, tensor_parallel: int) -> None:
+@pytest.mark.parametrize("script", ["prove_on_gpu.py", "canary_on_gpu.py"])
+def test_on_gpus(tmp_path: Path, script: str, tensor_parallel: int) -> None:
     if torch.cuda.device_count() < tensor_parallel:
         pytest.skip("needs a CUDA device" if tensor_parallel == 1 else "needs a CUDA device more")
-    script = Path(__file__).with_name("prove_on_gpu.py")
-    subprocess.run([sys.executable, str(script), "--tensor-parallel", str(tensor_parallel), "--work", str(tmp_path)], check=True)
+    subprocess.run([sys.executable, str(Path(__file__).with_name(script)), "--tensor-parallel", str(tensor_parallel), "--work", str(tmp_path)], check=True)

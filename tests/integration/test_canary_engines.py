@@ -17,11 +17,10 @@ import pytest
 from canary_faults import dropped_chunk, layer_off_by_one, post_norm, spoil, swap_samples, zeroed_tail
 from eagle3_data.compatibility import canary
 from eagle3_data.compatibility.canary_checks import check
-from eagle3_data.demo.tiny_kimi import IMAGE_PREPROCESSING
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.head import read_head
 from integration.workflow import ROOT, Workflow
-from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B
+from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B, write_target
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +30,6 @@ SMALL_LLAMA = {**LLAMA_3_1_70B, "hidden_size": 256, "num_attention_heads": 8, "n
 
 def settings_for(target: Path, engine: str, states: Path) -> EngineSettings:
     return EngineSettings(engine, str(target), (2,), "bfloat16", 1, 512, False, str(states), arguments={"enforce_eager": True} if "vllm" in engine else {})
-
-
-def target_of(config: dict[str, Any], directory: Path) -> Path:
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": IMAGE_PREPROCESSING}))
-    return directory
 
 
 def run(tmp_path: Path, target: Path, engine: str, *arguments: str) -> tuple[int, dict[str, Any], float]:
@@ -56,18 +48,27 @@ def run(tmp_path: Path, target: Path, engine: str, *arguments: str) -> tuple[int
 
 @pytest.mark.parametrize(("name", "config"), [("Kimi-K2.5", KIMI_K2_5), ("DeepSeek-V3", DEEPSEEK_V3)])
 def test_a_full_size_architecture_passes_on_real_vllm_within_two_minutes(tmp_path, name, config):
-    code, record, elapsed_s = run(tmp_path, target_of(config, tmp_path / "target"), VLLM)
+    code, record, elapsed_s = run(tmp_path, write_target(tmp_path / "target", config), VLLM)
     print(f"canary of {name} on the CPU: {elapsed_s:.0f} s")
     assert code == 0, record
     assert [(finding["id"], finding["level"]) for finding in record["findings"]] == [("canary-quantization", "unknown")]
     assert elapsed_s < 120
 
 
+def test_a_target_in_int4_is_proven_in_int4_on_real_vllm(tmp_path):
+    quantization = {**KIMI_K2_5["text_config"]["quantization_config"], "ignore": ["lm_head"]}
+    modules = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+    names = [f"model.layers.0.{module}.weight_packed" for module in modules]
+    code, record, _ = run(tmp_path, write_target(tmp_path / "target", {**SMALL_LLAMA, "quantization_config": quantization}, names), VLLM)
+    assert (code, record["findings"]) == (0, [])
+    assert "quantization=compressed-tensors" in (tmp_path / "engine.log").read_text()
+
+
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory):
     """One canary's states, extracted by real vLLM: (settings, answers)."""
     directory = tmp_path_factory.mktemp("canary")
-    target = target_of(SMALL_LLAMA, directory / "target")
+    target = write_target(directory / "target", SMALL_LLAMA)
     kept: list[Any] = []
 
     def keep(settings, answers, hidden_size):
@@ -112,14 +113,14 @@ def test_a_fault_in_what_real_vllm_extracts_is_found_by_its_id(extracted, tmp_pa
 
 
 def test_a_faulty_vllm_fails_the_script(tmp_path):
-    code, record, _ = run(tmp_path, target_of(SMALL_LLAMA, tmp_path / "target"), "canary_engines:layer_off_by_one_vllm")
+    code, record, _ = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), "canary_engines:layer_off_by_one_vllm")
     assert code == 1 and record["verdict"] == "fail"
     assert {finding["id"] for finding in record["findings"]} == {"canary-layer"}
 
 
 @pytest.mark.parametrize(("engine", "expected"), [("SilentStart", "canary-engine-start"), ("SilentAtLongSamples", "canary-count")])
 def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, expected):
-    code, record, elapsed_s = run(tmp_path, target_of(SMALL_LLAMA, tmp_path / "target"), f"canary_engines:{engine}", "--deadline-s", "25")
+    code, record, elapsed_s = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), f"canary_engines:{engine}", "--deadline-s", "25")
     (finding,) = record["findings"]
     assert (code, finding["id"]) == (1, expected)
     assert "no answer within 25 s" in finding["title"]

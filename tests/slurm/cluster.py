@@ -9,6 +9,7 @@ srun inside a job is not told of another place.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -23,7 +24,11 @@ from pathlib import Path
 import psutil
 
 SYSTEM = Path("/etc/slurm")
+CONFIGURATION = ("slurm.conf", "gres.conf")
 MUNGE_RUN = Path("/run/munge")
+MARK = "this-is-a-test-cluster"
+LOCK = Path("/run/slurm-test-cluster.lock")
+"""One such cluster a machine: a second one waits for the first."""
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 
 # The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is shipped.
@@ -70,9 +75,18 @@ def why_impossible() -> str | None:
         return "needs root to start SLURM daemons"
     if not shutil.which("slurmctld") and not shutil.which("apt-get"):
         return "needs SLURM, or Debian's packages to install it from"
-    if (SYSTEM / "slurm.conf").exists():
+    if (SYSTEM / "slurm.conf").exists() and not left_by_a_test():
         return "needs a machine without a SLURM of its own"
     return None
+
+
+def left_by_a_test() -> Path | None:
+    """Directory of such a cluster that runs now or was never taken down; perhaps it is gone, and only the links to it are left."""
+    link = SYSTEM / CONFIGURATION[0]
+    if not link.is_symlink():
+        return None
+    directory = link.readlink().parent
+    return directory if (directory / MARK).exists() or not link.exists() else None
 
 
 class Cluster:
@@ -84,14 +98,14 @@ class Cluster:
         install_packages()
         for name in ("spool", "state", "gpus"):
             (self.directory / name).mkdir(parents=True)
+        (self.directory / MARK).touch()
         for n in range(8):
             os.mknod(self.directory / f"gpus/gpu{n}", 0o20666, os.makedev(195, n))  # with plain files SLURM leaves CUDA_VISIBLE_DEVICES empty
         host = socket.gethostname().split(".")[0]
         (self.directory / "slurm.conf").write_text(CONF.format(host=host, directory=self.directory))
         (self.directory / "gres.conf").write_text(f"NodeName={host} Name=gpu File={self.directory}/gpus/gpu[0-7] Flags=nvidia_gpu_env\n")
         SYSTEM.mkdir(exist_ok=True)
-        for name in ("slurm.conf", "gres.conf"):
-            (SYSTEM / name).unlink(missing_ok=True)  # a dangling link of a run that was killed
+        for name in CONFIGURATION:
             (SYSTEM / name).symlink_to(self.directory / name)
         if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode != 0:
             MUNGE_RUN.mkdir(exist_ok=True)
@@ -107,7 +121,7 @@ class Cluster:
         self.stop_controller()
         if self._started_munge:
             end(MUNGE_RUN / "munged.pid")
-        for name in ("slurm.conf", "gres.conf"):
+        for name in CONFIGURATION:
             (SYSTEM / name).unlink(missing_ok=True)
 
     def heal(self) -> None:
@@ -182,12 +196,16 @@ def install_packages() -> None:
 
 @contextlib.contextmanager
 def running_cluster(directory: Path) -> Iterator[Cluster]:
-    cluster = Cluster(directory)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
+    with open(LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if left := left_by_a_test():
+            Cluster(left).stop()
+        cluster = Cluster(directory)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 def main() -> int:

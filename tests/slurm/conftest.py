@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from integration.fixtures import tiny_llama, tokenized_template
+from integration.fixtures import finished, finished_template, tiny_llama, tokenized_template
 from integration.workflow import Workflow
 from slurm.cluster import Cluster, running_cluster
 from slurm.workflow import SAMPLE_S, SlurmWorkflow
 
-__all__ = ["tiny_llama", "tokenized_template"]
+__all__ = ["finished", "finished_template", "tiny_llama", "tokenized_template"]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from eagle3_data.extraction.forecast import SHORTEST_MIN
 from integration.workflow import Workflow
-from slurm.cluster import why_impossible
+from slurm.cluster import Cluster, why_impossible
 from slurm.workflow import SlurmWorkflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
@@ -108,6 +108,19 @@ def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(slow: SlurmWor
     assert len(first["devices"].split(",")) == 4
     assert max(first["started_at"], second["started_at"]) < min(ledger["started_at"] + ledger["elapsed_s"] for ledger in (first, second))
     assert first["slurm_job_id"] != second["slurm_job_id"]
+
+
+def test_other_batch_sizes_on_the_same_store_submit_no_pass(cluster: Cluster, finished: Workflow) -> None:
+    workflow = SlurmWorkflow(finished.directory, finished.config)
+    workflow.cluster = cluster
+    workflow.config["tokenization"]["batch_tokens"] = 200
+    with workflow.running("extract") as run:
+        assert run.end() == 0, run.output
+        assert len(run.jobs()) == 1, "the tokenization"
+        assert "find_stored_batches" in run.output
+    assert workflow.jobs_of_passes() == []
+    assert sorted(workflow.ledgers()) == ["001/0"]
+    assert workflow.targets() == sorted(workflow.batches())
 
 
 def test_a_canary_that_fails_costs_one_submission_and_no_load(slow: SlurmWorkflow) -> None:

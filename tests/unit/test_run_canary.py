@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, zeroed_tail
 from eagle3_data.compatibility.canary import prompts
 from eagle3_data.compatibility.canary_checks import Answer, check
-from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, quantization_of, shrink, size_bytes
+from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, shrink, size_bytes
+from eagle3_data.compatibility.canary_quantization import quantization_of
 from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel, make_language_model
 from eagle3_data.head import read_head

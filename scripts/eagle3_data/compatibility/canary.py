@@ -3,7 +3,7 @@
 About a minute. What it proves on the pass's own devices, with the pass's own engine arguments: the engine starts, every
 sample comes back, as itself, whole, finite; each captured layer is the layer that was asked for (against a plain forward
 pass of transformers); chunks, shared prefixes and other samples change nothing; the last state gives the greedy token.
-`canary_model` is what is sent through, `canary_checks` what must come out.
+`canary_model` and `canary_quantization` are what is sent through, `canary_checks` what must come out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from eagle3_data.compatibility.canary_checks import MAX_BATCHED_TOKENS, Answer, check
-from eagle3_data.compatibility.canary_model import build_canary, quantization_of
+from eagle3_data.compatibility.canary_model import build_canary
+from eagle3_data.compatibility.canary_quantization import quantization_of, quantize_canary
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.errors import EngineError, describe_situation
@@ -35,21 +36,24 @@ def run_canary(settings: EngineSettings, work: Path, log: Path, deadline_s: floa
     """Build the canary below `work`, extract from it, check it. `settings` are the pass's own. Returns what is wrong (fail) or was not covered (unknown)."""
     shutil.rmtree(work, ignore_errors=True)
     try:
-        quantization = quantization_of(read_model_config(Path(settings.model_path)))
-        build_canary(Path(settings.model_path), work / "model", settings.tensor_parallel, settings.trust_remote_code)
+        target = Path(settings.model_path)
+        build_canary(target, work / "model", settings.tensor_parallel, settings.trust_remote_code)
+        quantization = quantization_of(read_model_config(target))
+        quantized = bool(quantization) and quantize_canary(target, work / "model", work / "quantized")
         config = text_config(read_model_config(work / "model"))
         (work / "states").mkdir()
-        mine = replace(
+        plain = replace(
             settings,
             model_path=str(work / "model"),
             layers=tuple(range(1, config["num_hidden_layers"] + 1)),
             max_length=max(LENGTHS),
             states_root=str((work / "states").resolve()),
-            arguments=_canary_arguments(settings, bool(quantization)),
+            arguments=_canary_arguments(settings, bool(quantization) and not quantized),
         )
-        answers = _extract(mine, prompts(config["vocab_size"]), log, deadline_s)
-        findings = [answers] if isinstance(answers, Finding) else check(mine, answers, config["hidden_size"])
-        return [*findings, *_not_covered(quantization)]
+        through = replace(plain, model_path=str(work / "quantized")) if quantized else plain
+        answers = _extract(through, prompts(config["vocab_size"]), log, deadline_s)
+        findings = [answers] if isinstance(answers, Finding) else check(plain, answers, config["hidden_size"])
+        return [*findings, *_not_covered(None if quantized else quantization)]
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -62,9 +66,9 @@ def prompts(vocab_size: int) -> list[tuple[int, ...]]:
     return [*plain, forked]
 
 
-def _canary_arguments(settings: EngineSettings, quantized_checkpoint: bool) -> dict[str, Any]:
-    """The pass's own, but smaller steps; a quantization that says how the target's weights are stored is not the canary's."""
-    kept = {name: value for name, value in settings.arguments.items() if not (quantized_checkpoint and name == "quantization")}
+def _canary_arguments(settings: EngineSettings, only_target_quantized: bool) -> dict[str, Any]:
+    """The pass's own, but smaller steps; a quantization that says how the target's weights are stored is not that of a plain canary."""
+    kept = {name: value for name, value in settings.arguments.items() if not (only_target_quantized and name == "quantization")}
     small = {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8} if "vllm" in settings.engine else {}
     return {**kept, **small}
 

@@ -6,8 +6,8 @@ experts per token, shared experts, scoring), biases, tied embeddings.
 
 Cut, so that it has at most 4 GiB in bfloat16 and takes a minute on a CPU, too: the layers to 4 (fewer where 4 do not fit; the
 first dense one and those with experts stay), the experts to max(16, 2 x experts per token) in whole groups, the intermediate
-sizes to 128 a device (a block of the usual quantizations), the vocabulary to 4096 tokens. Dropped: the quantization, since a
-quantized checkpoint needs quantized weights; the canary then says that it was not covered.
+sizes to 128 a device (a block of the usual quantizations), the vocabulary to 4096 tokens. The weights here are plain;
+`canary_quantization` makes a quantized copy of them.
 """
 
 from __future__ import annotations
@@ -76,11 +76,6 @@ def size_bytes(model: torch.nn.Module) -> int:
 def random_weights(shape: torch.Size) -> torch.Tensor:
     """Matrices [..., out, in] that keep the scale of what they multiply; norms and biases between 0.5 and 1.5."""
     return torch.randn(shape).mul_(shape[-1] ** -0.5).to(WEIGHTS_DTYPE) if len(shape) > 1 else torch.empty(shape, dtype=WEIGHTS_DTYPE).uniform_(0.5, 1.5)
-
-
-def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
-    """How the weights of a checkpoint are stored, from its config.json; None for plain ones."""
-    return config.get("quantization_config") or text_config(config).get("quantization_config")
 
 
 def shrink(config: dict[str, Any], tensor_parallel: int, layers: int = LAYERS) -> dict[str, Any]:

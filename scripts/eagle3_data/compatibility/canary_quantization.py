@@ -1,0 +1,157 @@
+"""The canary's weights, quantized as the target's are: config.json says how, the names in the checkpoint say which.
+
+compressed-tensors, pack-quantized   symmetric integers with a scale for each group or row, packed into int32 (Kimi-K2.5)
+fp8 with weight_block_size           float8_e4m3 with a float32 scale for each block (DeepSeek-V3)
+
+Any other way is not covered, and the canary says so. The plain copy, which transformers computes with, gets the values that
+the quantized weights stand for: so rounding is no difference, and what is left is the engine's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from eagle3_data.target import read_model_config, text_config
+
+WEIGHTS = "model.safetensors"
+LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+
+
+class Scheme(Protocol):
+    @property
+    def mark(self) -> str:
+        """What a quantized weight has instead of, or beside, `weight`: the end of a name in the checkpoint."""
+
+    def quantize(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Of a weight [out, in]: what is stored, by the last part of its name, and the values [out, in] it stands for."""
+
+
+@dataclass(frozen=True)
+class PackedIntegers:
+    bits: int
+    group_size: int | None
+    """Columns that share a scale; None: a whole row."""
+    mark = "weight_packed"
+
+    def quantize(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        from compressed_tensors.compressors import pack_to_int32
+
+        groups = weight.float().unflatten(1, (-1, self.group_size or weight.shape[1]))
+        largest = 2 ** (self.bits - 1) - 1
+        scales = (groups.abs().amax(-1) / largest).clamp(min=1e-6).to(weight.dtype)
+        integers = (groups / scales.float()[..., None]).round().clamp(-largest - 1, largest)
+        values = (integers * scales.float()[..., None]).flatten(1).to(weight.dtype)
+        packed = pack_to_int32(integers.flatten(1).to(torch.int8), self.bits)
+        return {"weight_packed": packed, "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}, values
+
+
+@dataclass(frozen=True)
+class BlockFp8:
+    rows: int
+    columns: int
+    mark = "weight_scale_inv"
+
+    def quantize(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        out, into = weight.shape
+        padded = torch.nn.functional.pad(weight.float(), (0, -into % self.columns, 0, -out % self.rows))
+        blocks = padded.unflatten(0, (-1, self.rows)).unflatten(2, (-1, self.columns))  # [out blocks, rows, in blocks, columns]
+        scales = (blocks.abs().amax((1, 3)) / LARGEST_FP8).clamp(min=1e-12)
+        spread = scales[:, None, :, None]
+        stored = (blocks / spread).to(torch.float8_e4m3fn)
+        whole = [part.flatten(2).flatten(0, 1)[:out, :into].contiguous() for part in (stored, stored.float() * spread)]
+        return {"weight": whole[0], "weight_scale_inv": scales}, whole[1].to(weight.dtype)
+
+
+def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+    """How the weights of a checkpoint are stored, from its config.json; None for plain ones."""
+    return config.get("quantization_config") or text_config(config).get("quantization_config")
+
+
+def scheme_of(quantization: dict[str, Any]) -> Scheme | None:
+    """The scheme a `quantization_config` names; None for one that is not known here."""
+    match quantization:
+        case {"quant_method": "fp8", "weight_block_size": [int(rows), int(columns)]}:
+            return BlockFp8(rows, columns)
+        case {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": dict(groups)} if len(groups) == 1:
+            return _packed_integers(next(iter(groups.values())).get("weights") or {})
+    return None
+
+
+def _packed_integers(weights: dict[str, Any]) -> PackedIntegers | None:
+    match weights:
+        case {"type": "int", "symmetric": True, "num_bits": 4 | 8 as bits, "strategy": "channel"}:
+            return PackedIntegers(bits, None)
+        case {"type": "int", "symmetric": True, "num_bits": 4 | 8 as bits, "strategy": "group", "group_size": int(size)} if not weights.get("actorder"):
+            return PackedIntegers(bits, size)
+    return None
+
+
+def quantize_canary(target: Path, plain: Path, directory: Path) -> bool:
+    """Write the canary in `plain` to `directory`, quantized as the checkpoint `target` is. False, and nothing written: its way is not known."""
+    config = read_model_config(target)
+    scheme = scheme_of(quantization_of(config) or {})
+    stored_by = StoredNames(weight_names(target))
+    weights = load_file(plain / WEIGHTS)
+    chosen = [name for name, weight in weights.items() if weight.dim() == 2 and scheme and stored_by.has_mark(name, scheme.mark)]
+    if not scheme or not chosen:
+        return False
+    quantized = dict(weights)
+    for name in chosen:
+        parts, values = scheme.quantize(quantized.pop(name))
+        quantized |= {name.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
+        weights[name] = values
+    shutil.copytree(plain, directory)
+    save_file(weights, plain / WEIGHTS, metadata={"format": "pt"})
+    save_file(quantized, directory / WEIGHTS, metadata={"format": "pt"})
+    _restore_quantization(config, directory / "config.json")
+    return True
+
+
+def weight_names(checkpoint: Path) -> set[str]:
+    """Names of all tensors of a checkpoint: from its index, or else from its files; none where it has neither."""
+    index = checkpoint / "model.safetensors.index.json"
+    if index.exists():
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    names: set[str] = set()
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            names.update(tensors.keys())
+    return names
+
+
+class StoredNames:
+    """What a checkpoint has of a weight. The canary's first layers may be of a kind that the target has only further up: a name
+    that the target lacks is therefore looked up in its other layers."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._anywhere = {_without_numbers(name) for name in self._names}
+
+    def has_mark(self, name: str, mark: str) -> bool:
+        """Whether the weight `name` (which ends with "weight") is stored with `mark`."""
+        marked = name.removesuffix("weight") + mark
+        if name in self._names or marked in self._names:
+            return marked in self._names
+        return _without_numbers(marked) in self._anywhere
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+
+def _restore_quantization(target_config: dict[str, Any], path: Path) -> None:
+    """Put the target's quantization into the canary's config.json, where the target has it."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    outer = target_config.get("quantization_config")
+    (config if outer else text_config(config))["quantization_config"] = outer or quantization_of(target_config)
+    path.write_text(json.dumps(config), encoding="utf-8")
