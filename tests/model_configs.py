@@ -166,16 +166,8 @@ FULL_SIZE = {
     "Qwen3-235B-A22B": QWEN3_235B,
 }
 
-_GATED = ("gate_proj", "up_proj", "down_proj")
-_MLA = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-QUANTIZED_NAMES = {
-    "Kimi-K2.5": [f"language_model.model.layers.1.mlp.experts.0.{name}.weight_packed" for name in _GATED],
-    "DeepSeek-V3": [
-        *(f"model.layers.0.self_attn.{name}.weight_scale_inv" for name in _MLA),
-        *(f"model.layers.{part}.{name}.weight_scale_inv" for part in ("0.mlp", "3.mlp.experts.0", "3.mlp.shared_experts") for name in _GATED),
-    ],
-}
-"""The quantized weights of a layer of each kind, by their names in the published checkpoints."""
+KIMI_PACKED = [f"language_model.model.layers.1.mlp.experts.0.{name}_proj.weight_packed" for name in ("gate", "up", "down")]
+"""The quantized weights of a layer of Kimi-K2.5, by their names in the published checkpoint."""
 
 
 def write_target(directory: Path, config: dict[str, Any], weight_names: Iterable[str] = ()) -> Path:

@@ -11,11 +11,10 @@ import torch
 from compressed_tensors.compressors import unpack_from_int32
 from safetensors.torch import load_file, save_file
 
-from eagle3_data.compatibility.canary_quantization import BlockFp8, PackedIntegers, StoredNames, quantize_canary, scheme_of
+from eagle3_data.compatibility.canary_quantization import PackedIntegers, StoredNames, quantize_canary, scheme_of
 from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B
 
 INT4 = KIMI_K2_5["text_config"]["quantization_config"]
-FP8 = DEEPSEEK_V3["quantization_config"]
 
 
 def int4_with(**weights: Any) -> dict[str, Any]:
@@ -23,25 +22,25 @@ def int4_with(**weights: Any) -> dict[str, Any]:
     return {**INT4, "config_groups": {"group_0": {**group, "weights": {**group["weights"], **weights}}}}
 
 
-def test_the_schemes_of_kimi_and_deepseek_are_known():
+def test_kimis_int4_is_covered():
     assert scheme_of(INT4) == PackedIntegers(4, 32)
     assert scheme_of(int4_with(num_bits=8, strategy="channel", group_size=None)) == PackedIntegers(8, None)
-    assert scheme_of(FP8) == BlockFp8(128, 128)
 
 
 @pytest.mark.parametrize(
     "quantization",
     [
         {"quant_method": "awq", "bits": 4},
-        {"quant_method": "fp8", "activation_scheme": "static"},
+        DEEPSEEK_V3["quantization_config"],
         {**INT4, "format": "int-quantized"},
         {**INT4, "config_groups": {**INT4["config_groups"], "group_1": {}}},
+        {**INT4, "config_groups": {"group_0": {**INT4["config_groups"]["group_0"], "input_activations": {"num_bits": 8}}}},
         int4_with(symmetric=False),
         int4_with(actorder="group"),
         int4_with(num_bits=3),
     ],
 )
-def test_another_way_is_said_to_be_unknown(quantization):
+def test_another_way_is_not(quantization):
     assert scheme_of(quantization) is None
 
 
@@ -55,15 +54,6 @@ def test_packed_integers_stand_for_their_values(bits, group_size, error):
     assert float((values.float() - weight.float()).norm() / weight.float().norm()) < error
 
 
-def test_blocks_of_fp8_stand_for_their_values_also_at_the_edges():
-    weight = torch.randn(200, 300).to(torch.bfloat16)
-    stored, values = BlockFp8(128, 128).quantize(weight)
-    assert stored["weight"].dtype == torch.float8_e4m3fn and stored["weight_scale_inv"].shape == (2, 3)
-    scales = stored["weight_scale_inv"].repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
-    assert torch.equal((stored["weight"].float() * scales).to(torch.bfloat16), values)
-    assert float((values.float() - weight.float()).norm() / weight.float().norm()) < 0.04
-
-
 def test_a_name_that_the_target_has_decides_and_other_layers_only_where_it_has_none():
     names = StoredNames(
         [
@@ -74,11 +64,11 @@ def test_a_name_that_the_target_has_decides_and_other_layers_only_where_it_has_n
             "lm_head.weight",
         ]
     )
-    assert not names.has_mark("m.layers.0.mlp.up.weight", "weight_packed")
-    assert names.has_mark("m.layers.1.mlp.up.weight", "weight_packed")
-    assert names.has_mark("m.layers.1.experts.7.up.weight", "weight_packed")
-    assert not names.has_mark("m.layers.1.mlp.gate.weight", "weight_packed")
-    assert not names.has_mark("lm_head.weight", "weight_packed")
+    assert not names.is_packed("m.layers.0.mlp.up.weight")
+    assert names.is_packed("m.layers.1.mlp.up.weight")
+    assert names.is_packed("m.layers.1.experts.7.up.weight")
+    assert not names.is_packed("m.layers.1.mlp.gate.weight")
+    assert not names.is_packed("lm_head.weight")
 
 
 def checkpoint(directory: Path, config: dict[str, Any], names: list[str]) -> Path:
@@ -109,7 +99,7 @@ def test_the_quantized_copy_says_so_where_the_target_does_and_the_plain_one_has_
     assert torch.equal(values["l.layers.0.up.weight"], PackedIntegers(4, 32).quantize(before["l.layers.0.up.weight"])[1])
 
 
-def test_without_quantized_weights_or_a_known_way_nothing_is_written(tmp_path):
+def test_without_quantized_weights_or_a_covered_way_nothing_is_written(tmp_path):
     plain = plain_canary(tmp_path / "canary", {"hidden_size": 64}, "")
     awq = {**DEEPSEEK_V3, "quantization_config": {"quant_method": "awq"}}
     cases = {"no-names": (DEEPSEEK_V3, []), "plain": (LLAMA_3_1_70B, ["layers.0.up.weight_packed"]), "awq": (awq, ["layers.0.up.qweight"])}

@@ -76,7 +76,7 @@ def _canary_arguments(settings: EngineSettings, only_target_quantized: bool) -> 
 def _not_covered(quantization: dict[str, Any] | None) -> list[Finding]:
     if not quantization:
         return []
-    title = f"the target's quantization ({quantization.get('quant_method', 'unknown method')}) was not covered: the canary's weights are bfloat16"
+    title = f"the target's quantization ({quantization.get('quant_method', 'unknown method')}) was not covered: the canary is in bfloat16"
     remedy = "none known; of the target itself, validation proves each sample's last state by its greedy token, and no other layer"
     return [Finding(id="canary-quantization", level="unknown", title=title, remedy=remedy)]
 
