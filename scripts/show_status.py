@@ -51,7 +51,8 @@ def show_summary(results: Path, logs: Path, status: RunStatus, tokens: dict[str,
     if status.passes:
         for cause, count in status.causes().most_common(SHOWN_CAUSES):
             print(f"  {count} samples: {cause}")
-        print(f"  logs: {logs}/extract_pass, {logs}/extract_batch")
+        rules = ["extract_pass", "extract_batch", *(["validate_batch"] if any(batch.state == "rejected" for batch in batches) else [])]
+        print(f"  logs: {', '.join(f'{logs}/{rule}' for rule in rules)}")
     elif not running:
         print(f"  no pass has ended yet; where a rule failed, its log below {logs} says why")
     print("  once the cause is mended, this retries exactly what is missing:")

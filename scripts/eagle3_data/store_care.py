@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import InputError, headline
+from eagle3_data.extraction.lease import is_live
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json
@@ -20,8 +21,6 @@ from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
 
 IDENTITY = "identity.json"
-LIVE_S = 120.0
-"""A running pass renews its record far more often than this."""
 SETTLED_S = 3600.0
 """What is younger may belong to a writer at work."""
 DAY_S = 86400.0
@@ -162,7 +161,7 @@ class Run:
         passes = self._paths.root.glob("passes/[0-9]*/*.json")
         newest = max((int(path.parent.name) for path in passes), default=None)
         ledgers = [read_json(path) for path in self._paths.root.glob("passes/[0-9]*/*.json") if int(path.parent.name) == newest]
-        return {record["extraction_id"] for record in [*ledgers, *self.running()]}
+        return {record["extraction_id"] for record in [*ledgers, *(lease for _, lease in self.leases())]}
 
     @cached_property
     def _sample_keys(self) -> set[str]:
@@ -171,20 +170,16 @@ class Run:
             raise InputError(f"{self.directory} has been extracted, but {path} is missing, so its samples are unknown; tokenize it again, or remove the run")
         return {name.key for name in SampleFile(path).all_names()}
 
-    def running(self, silent_s: float = float("inf")) -> list[dict[str, Any]]:
-        """Records of passes that run, or were killed, renewed in the last `silent_s` seconds."""
-        records = []
+    def leases(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Of passes that run, or were killed."""
+        leases = []
         for path in self._paths.root.glob("running/*.json"):
             record = find_json(path)
-            try:
-                is_live = time.time() - path.stat().st_mtime <= silent_s
-            except FileNotFoundError:  # it has just ended
-                continue
-            if record is None:
+            if record is not None:
+                leases.append((path, record))
+            elif path.exists():
                 raise InputError(f"{path} cannot be read, so it is not known what is being extracted; try again, and delete it if no pass is running")
-            if is_live:
-                records.append(record)
-        return records
+        return leases
 
 
 def find_runs(results: Sequence[Path]) -> list[Run]:
@@ -202,9 +197,9 @@ def refuse_while_running(runs: Iterable[Run], stores: Iterable[Store]) -> None:
     """Raises InputError if a pass extracts into one of the stores."""
     ids = {store.extraction_id for store in stores}
     for run in runs:
-        for record in run.running(LIVE_S):
-            if record["extraction_id"] in ids:
-                raise InputError(f"a pass of {run.directory} is extracting {record['extraction_id']}; nothing is deleted before it has ended")
+        for path, lease in run.leases():
+            if lease["extraction_id"] in ids and is_live(path, lease):
+                raise InputError(f"a pass of {run.directory} is extracting {lease['extraction_id']}; nothing is deleted before it has ended")
 
 
 @dataclass(frozen=True)

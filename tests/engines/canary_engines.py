@@ -1,10 +1,9 @@
-"""Engines whose fault only a canary finds before the target is loaded; vLLM itself is imported only by the one that needs it."""
+"""Engines whose fault only a canary finds before the target is loaded."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from canary_faults import layer_off_by_one, rewrite
 from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request
@@ -35,18 +34,11 @@ class RefusingWorker:
             raise RuntimeError("Engine core initialization failed") from error
 
 
-def layer_off_by_one_vllm(settings: EngineSettings) -> Any:
-    """Real vLLM, whose states are those of the next layer."""
-    from eagle3_data.engines.vllm.engine import VllmEngine
+class LayerOffByOne(TransformersEngine):
+    """Each layer's states are those of the next one."""
 
-    class OffByOne(VllmEngine):
-        def step(self) -> list[Extracted | Rejected]:
-            results = super().step()
-            for result in results:
-                path = Path(result.states_path)
-                while not path.exists():
-                    time.sleep(0.01)
-                rewrite(path, layer_off_by_one)
-            return results
-
-    return OffByOne(settings)
+    def step(self) -> list[Extracted | Rejected]:
+        results = super().step()
+        for result in results:
+            rewrite(Path(result.states_path), layer_off_by_one)
+        return results

@@ -112,18 +112,19 @@ def test_a_fault_in_what_real_vllm_extracts_is_found_by_its_id(extracted, tmp_pa
     assert {finding.id for finding in check(settings, answers, SMALL_LLAMA["hidden_size"])} == expected
 
 
-def test_a_faulty_vllm_fails_the_script(tmp_path):
-    code, record, _ = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), "canary_engines:layer_off_by_one_vllm")
+def test_a_faulty_engine_fails_the_script(tmp_path):
+    code, record, _ = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), "canary_engines:LayerOffByOne")
     assert code == 1 and record["verdict"] == "fail"
     assert {finding["id"] for finding in record["findings"]} == {"canary-layer"}
 
 
-@pytest.mark.parametrize(("engine", "expected"), [("SilentStart", "canary-engine-start"), ("SilentAtLongSamples", "canary-count")])
-def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, expected):
-    code, record, elapsed_s = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), f"canary_engines:{engine}", "--deadline-s", "25")
+@pytest.mark.parametrize(("engine", "expected", "deadline_s"), [("SilentStart", "canary-engine-start", 3), ("SilentAtLongSamples", "canary-count", 25)])
+def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, expected, deadline_s):
+    arguments = ("--deadline-s", str(deadline_s))
+    code, record, elapsed_s = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), f"canary_engines:{engine}", *arguments)
     (finding,) = record["findings"]
     assert (code, finding["id"]) == (1, expected)
-    assert "no answer within 25 s" in finding["title"]
+    assert f"no answer within {deadline_s} s" in finding["title"]
     assert expected != "canary-count" or "150 tokens" in finding["title"]
     assert elapsed_s < 80
 

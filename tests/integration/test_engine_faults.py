@@ -145,6 +145,8 @@ def test_two_workflows_on_one_store_at_once_both_finish_and_write_each_key_once(
     assert [snakemake.returncode for snakemake in running] == [0, 0], outputs
     stored = list((tmp_path / "store").glob("*/??/*.safetensors"))
     assert len(stored) == 10
+    ledgers = [json.loads((workflow.results / "extraction/passes/001/0.json").read_text()) for workflow in (fast, other)]
+    assert sum(ledger["samples_extracted"] for ledger in ledgers) == 10, "each counts what it put there itself"
     for states in stored:
         assert file_checksum(states) == json.loads(states.with_suffix(".json").read_text())["xxh3_128"]
     assert fast.targets() == other.targets() == sorted(fast.batches())

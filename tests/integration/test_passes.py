@@ -253,6 +253,9 @@ def test_a_sample_that_validation_rejects_is_quarantined_and_extracted_anew(fast
     rejected = fast.run("validate")
     assert rejected.returncode != 0
     assert f"({key}): checksum" in fast.log("validate_batch/00003.log")
+    summary = rejected.output.rpartition("\nresults/")[2]
+    assert "1 samples: rejected by validation: checksum" in summary
+    assert "logs/test/validate_batch" in summary
     assert not (fast.results / "validation/00003.json").exists()
     mended = fast.run("validate")
     assert mended.returncode == 0, mended.output

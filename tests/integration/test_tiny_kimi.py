@@ -44,7 +44,7 @@ def test_in_float32_every_layer_equals_transformers(tiny_kimi: Path, tmp_path: P
 
 def test_two_workers_and_layer_ids_in_speculators_counting_give_the_same_layers(tiny_kimi: Path, tmp_path: Path) -> None:
     ids = {"layers": [1, 3, 4, 7], "layer_convention": "speculators-0.3"}
-    workflow, ledger = validated(tmp_path, tiny_kimi, "off", tensor_parallel=2, **ids)
+    workflow, ledger = validated(tmp_path, tiny_kimi, "off", rows=16, tensor_parallel=2, **ids)
     assert ledger["layers"] == LAYERS
     assert (ledger["requested_layers"], ledger["layer_convention"]) == ([1, 3, 4, 7], "speculators-0.3")
     compared = compare(workflow, LAYERS)

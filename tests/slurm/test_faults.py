@@ -120,7 +120,7 @@ def test_other_batch_sizes_on_the_same_store_submit_no_pass(cluster: Cluster, fi
         assert "find_stored_batches" in run.output
     assert workflow.jobs_of_passes() == []
     assert sorted(workflow.ledgers()) == ["001/0"]
-    assert workflow.targets() == sorted(workflow.batches())
+    assert set(workflow.batches()) <= set(workflow.targets())
 
 
 def test_a_canary_that_fails_costs_one_submission_and_no_load(slow: SlurmWorkflow) -> None:

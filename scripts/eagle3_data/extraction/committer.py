@@ -50,9 +50,9 @@ class Committer:
         self._provenance = provenance
         self._write_timeout_s = write_timeout_s
 
-    def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> int:
-        """Commit one sample; returns its size in bytes. Raises SampleError, EngineError or RejectionError; then nothing of it is
-        kept. `engine_gone` shortens the wait for a file that will not come."""
+    def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> int | None:
+        """Commit one sample; returns its size in bytes, None if another run was first. Raises SampleError, EngineError or
+        RejectionError; then nothing of it is kept. `engine_gone` shortens the wait for a file that will not come."""
         path = Path(request.states_path)
         if extracted.states_path != request.states_path:
             raise EngineError(f"asked for {request.states_path}, the engine wrote {extracted.states_path}; its states may be another sample's")
@@ -68,10 +68,9 @@ class Committer:
                 "xxh3_128": file_checksum(path),
                 "committed_at": time.time(),
             }
-            self._store.commit(request.key, path, sidecar)
+            return size if self._store.commit(request.key, path, sidecar) else None
         finally:
             path.unlink(missing_ok=True)
-        return size
 
     def _wait_for(self, path: Path, engine_gone: threading.Event) -> None:
         error = error_path(path)

@@ -22,7 +22,7 @@ class Flight:
 
     def __init__(self, committer: Committer, pool: ThreadPoolExecutor, outcomes: Outcomes, progress: Progress) -> None:
         self._committer, self._pool, self._outcomes, self._progress = committer, pool, outcomes, progress
-        self._committing: dict[Future[int], Request] = {}
+        self._committing: dict[Future[int | None], Request] = {}
         self.with_engine: dict[str, Request] = {}
         self.lost: list[Request] = []
         """Finished by an engine that died before it wrote them: to be extracted again."""
@@ -55,7 +55,11 @@ class Flight:
             error = future.exception()
             if error is None:
                 self.tokens -= len(request.token_ids)
-                self._outcomes.committed(request.key, len(request.token_ids), future.result())
+                size = future.result()
+                if size is None:
+                    self._outcomes.found(request.key)
+                else:
+                    self._outcomes.committed(request.key, len(request.token_ids), size)
                 self._progress.add(tokens=len(request.token_ids))
             elif isinstance(error, UnwrittenError):
                 self.tokens -= len(request.token_ids)

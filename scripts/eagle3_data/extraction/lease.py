@@ -42,6 +42,14 @@ def is_gone(process: dict[str, Any]) -> bool:
     return process.get("kernel") == _kernel() and _start_time(process["pid"]) != process["pid_started"]
 
 
+def is_live(path: Path, record: dict[str, Any]) -> bool:
+    """Whether a lease is a running pass's, as far as one look can tell: it was renewed in the last minute, and its process is not gone."""
+    try:
+        return not is_gone(record) and time.time() - path.stat().st_mtime < SILENT_S
+    except FileNotFoundError:  # it has just ended
+        return False
+
+
 def _kernel() -> str:
     """This boot of this machine, and this process namespace: where a process number means something."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -3,14 +3,13 @@ lock. Standard library only."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import failure_headline
-from eagle3_data.extraction.lease import SILENT_S, is_gone
+from eagle3_data.extraction.lease import is_live
 from eagle3_data.extraction.outcomes import COMPLETE, FAILED, rejected_path
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.records import find_json
@@ -50,8 +49,8 @@ class RunStatus:
         def status(state: str, detail: str = "") -> BatchStatus:
             return BatchStatus(batch, state, entry["samples"], entry["tokens"], detail)
 
-        if rejected := find_json(rejected_path(self._results, batch)):
-            return status("rejected", f"{len(rejected['rejected'])} samples are quarantined and extracted anew by the next pass")
+        if rejected := self._rejected(batch):
+            return status("rejected", f"{len(rejected)} samples are quarantined and extracted anew by the next pass")
         if gate := find_json(self._results / f"extraction/batches/{batch}.json"):
             validated = (self._results / f"validation/{batch}.json").exists()
             left_out = len(gate["left_out"])
@@ -65,9 +64,18 @@ class RunStatus:
             return status("pending", f"not reached: {failure_headline(ledger['failure'])}" if ledger["failure"] else "not reached")
         return status("pending")
 
+    def _rejected(self, batch: str) -> dict[str, str]:
+        """Why validation rejected which keys of a batch."""
+        found = find_json(rejected_path(self._results, batch))
+        return found["rejected"] if found else {}
+
     def causes(self) -> Counter[str]:
-        """The distinct causes in the newest pass, with how many samples each cost."""
+        """The distinct causes in the newest pass and in validation, with how many samples each cost."""
         causes: Counter[str] = Counter()
+        examples: dict[str, str] = {}
+        for batch in self.tokens["batches"] if self.tokens else ():
+            for reason in self._rejected(batch).values():
+                causes[examples.setdefault(reason.partition(":")[0], f"rejected by validation: {reason}")] += 1
         for ledger in self._newest:
             for outcome in ledger["batches"].values():
                 for failed in outcome["failed"]:
@@ -77,9 +85,9 @@ class RunStatus:
         return causes
 
     def running(self) -> list[dict[str, Any]]:
-        """The leases of passes that live: their last word is at most a minute old."""
+        """The leases of passes that live."""
         records = [(path, find_json(path)) for path in sorted(self._paths.running.glob("*-of-*.json"))]
-        return [record for path, record in records if record and not is_gone(record) and time.time() - path.stat().st_mtime < SILENT_S]
+        return [record for path, record in records if record and is_live(path, record)]
 
 
 def _cause(record: str) -> str:
