@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_data import cli
-from eagle3_data.assembly import check_with_speculators, link_rows, write_rows, write_token_frequencies
+from eagle3_data.assembly import Counts, check_with_speculators, link_rows, write_rows, write_token_frequencies
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.extraction.identity import identify_extraction
 from eagle3_data.records import read_json, write_json
+from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
 from eagle3_data.vocabulary import draft_vocabulary_map
@@ -30,18 +31,20 @@ def main() -> None:
     identity = identify_extraction(target, extraction)
     tokens = read_json(arguments.results / "tokens/batches.json")
     samples = arguments.results / "tokens/samples.parquet"
-    left_out = [sample for batch in sorted(tokens["batches"]) for sample in read_json(arguments.results / f"extraction/batches/{batch}.json")["left_out"]]
-    without = {sample["key"] for sample in left_out}
-    frequencies = np.load(arguments.results / "tokens/token_frequencies.npy")
+    left_out = {batch: read_json(arguments.results / f"extraction/batches/{batch}.json")["left_out"] for batch in sorted(tokens["batches"])}
+    without = {sample["key"] for batch in left_out.values() for sample in batch}
+    counts = Counts(tokens["tokens"], tokens["trained_tokens"], np.load(arguments.results / "tokens/token_frequencies.npy"))
+    for batch in (batch for batch, missing in left_out.items() if missing):
+        counts.take_out(sample for sample in SampleFile(samples).samples(tokens["batches"][batch]["row_group"]) if sample.key in without)
 
     building = arguments.output.with_name(f".{arguments.output.name}.part")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     rows = write_rows(samples, building, without)
     ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
-    write_token_frequencies(frequencies, building)
+    write_token_frequencies(counts.frequencies, building)
     if draft_vocab_size:
-        d2t, t2d = draft_vocabulary_map(frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"])
+        d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"])
         np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
         np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
     write_json(
@@ -53,10 +56,10 @@ def main() -> None:
             "layer_convention": extraction.layer_convention,
             "target": target.as_record(),
             "rows": rows,
-            "tokens": tokens["tokens"],
-            "trained_tokens": tokens["trained_tokens"],
+            "tokens": counts.tokens,
+            "trained_tokens": counts.trained_tokens,
             "dropped": tokens["dropped"],
-            "left_out": left_out,
+            "left_out": [sample for batch in left_out.values() for sample in batch],
             "draft_vocab_size": draft_vocab_size,
             "states": ways,
         },
@@ -64,7 +67,7 @@ def main() -> None:
     check_with_speculators(building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length)
     shutil.rmtree(arguments.output, ignore_errors=True)
     building.rename(arguments.output)
-    cli.say(f"{arguments.output}: {rows} rows, {tokens['tokens']} tokens, states by {', '.join(f'{way} ({n})' for way, n in ways.items())}")
+    cli.say(f"{arguments.output}: {rows} rows, {counts.tokens} tokens, states by {', '.join(f'{way} ({n})' for way, n in ways.items())}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from eagle3_data.cli import say
 from eagle3_data.errors import InputError
 from eagle3_data.progress import Progress
-from eagle3_data.samples import SampleFile
+from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 
 FICLONE = 0x40049409
@@ -45,6 +46,22 @@ def link_states(source: Path, destination: Path) -> str:
     except OSError:
         shutil.copyfile(source, destination)
         return "copy"
+
+
+@dataclass
+class Counts:
+    """Of the samples in the set: tokens, trained tokens, and `frequencies` int64 [V] of each token id among the trained ones."""
+
+    tokens: int
+    trained_tokens: int
+    frequencies: np.ndarray
+
+    def take_out(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            trained = np.asarray(sample.token_ids)[np.asarray(sample.loss_mask, dtype=bool)]
+            self.tokens -= len(sample.token_ids)
+            self.trained_tokens -= len(trained)
+            self.frequencies -= np.bincount(trained, minlength=len(self.frequencies))
 
 
 def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from datasets import Dataset
 
 from integration.fixtures import build_target
 from integration.workflow import Workflow, conversation, write_jsonl
@@ -180,6 +183,10 @@ def test_failed_samples_may_be_gone_without_knowingly_and_the_training_set_says_
     provenance = json.loads((fast.results / "training_set/provenance.json").read_text())
     assert [sample["key"] for sample in provenance["left_out"]] == [poison]
     assert provenance["rows"] == 9
+    rows = Dataset.load_from_disk(str(fast.results / "training_set"))
+    trained = Counter(token for row in rows for token, mask in zip(row["input_ids"].tolist(), row["loss_mask"].tolist(), strict=True) if mask)
+    assert torch.load(fast.results / "training_set/token_freq.pt", weights_only=True) == trained
+    assert (provenance["tokens"], provenance["trained_tokens"]) == (sum(rows["seq_len"]), trained.total())
     assert fast.run("all").nothing_done
     fast.config["extraction"]["max_failed_fraction"] = 0.0
     fast.faults = {}
