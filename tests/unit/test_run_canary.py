@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, zeroed_tail
-from eagle3_data.compatibility.canary import prompts
+from eagle3_data.compatibility.canary import prompts, run_canary
 from eagle3_data.compatibility.canary_checks import Answer, check
 from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, shrink, size_bytes
 from eagle3_data.compatibility.canary_quantization import quantization_of
@@ -20,7 +20,7 @@ from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel, make_language_model
 from eagle3_data.head import read_head
 from eagle3_data.target import text_config
-from model_configs import DEEPSEEK_V3, FULL_SIZE, KIMI_K2_5, LLAMA_3_1_70B, LLAMA_3_1_405B, QWEN3_235B
+from model_configs import DEEPSEEK_V3, FULL_SIZE, KIMI_K2_5, LLAMA_3_1_70B, LLAMA_3_1_405B, QWEN3_235B, write_target
 
 SMALL = {**LLAMA_3_1_70B, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "eos_token_id": 511, "bos_token_id": 510}
 CUT = {
@@ -87,6 +87,15 @@ def test_a_model_whose_four_layers_do_not_fit_gets_fewer(tmp_path, monkeypatch):
 
     shrunk, model = canary_model._largest_that_fits(LLAMA_3_1_405B, tmp_path, 1, False)
     assert shrunk["num_hidden_layers"] == 3 and size_bytes(model) <= MAX_BYTES
+
+
+def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any_engine_starts(tmp_path):
+    target = write_target(tmp_path / "target", {**SMALL, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"})
+    settings = EngineSettings("no_such_module:Engine", str(target), (2,), "bfloat16", 1, 300, False, str(tmp_path))
+    (finding,) = run_canary(settings, tmp_path / "work", tmp_path / "engine.log")
+    assert (finding.id, finding.level) == ("canary-not-built", "fail")
+    assert "nosuch" in finding.title and "transformers" in finding.remedy
+    assert not (tmp_path / "work").exists()
 
 
 # --- the checks

@@ -21,7 +21,7 @@ from eagle3_data.compatibility.canary_model import build_canary
 from eagle3_data.compatibility.canary_quantization import quantization_of, quantize_canary
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
-from eagle3_data.errors import EngineError, describe_situation
+from eagle3_data.errors import EngineError, causes_of, describe_situation, headline
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.target import read_model_config, text_config
 
@@ -37,7 +37,8 @@ def run_canary(settings: EngineSettings, work: Path, log: Path, deadline_s: floa
     shutil.rmtree(work, ignore_errors=True)
     try:
         target = Path(settings.model_path)
-        build_canary(target, work / "model", settings.tensor_parallel, settings.trust_remote_code)
+        if not_built := _build(target, work / "model", settings):
+            return [not_built]
         quantization = quantization_of(read_model_config(target))
         quantized = bool(quantization) and quantize_canary(target, work / "model", work / "quantized")
         config = text_config(read_model_config(work / "model"))
@@ -56,6 +57,19 @@ def run_canary(settings: EngineSettings, work: Path, log: Path, deadline_s: floa
         return [*findings, *_not_covered(None if quantized else quantization)]
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _build(target: Path, directory: Path, settings: EngineSettings) -> Finding | None:
+    try:
+        build_canary(target, directory, settings.tensor_parallel, settings.trust_remote_code)
+    except Exception as error:  # noqa: BLE001  whatever transformers raises is the finding
+        causes = "".join(f"; caused by {headline(cause)}" for cause in causes_of(error))
+        title = f"transformers cannot build a small model of the target's architecture: {headline(error)}{causes}"
+        remedy = (
+            "install a transformers that knows it, or set target.trust_remote_code if it is in the checkpoint; `compatibility.canary: off` goes on unproven"
+        )
+        return Finding(id="canary-not-built", level="fail", title=title, remedy=remedy)
+    return None
 
 
 def prompts(vocab_size: int) -> list[tuple[int, ...]]:
