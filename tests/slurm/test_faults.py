@@ -97,6 +97,18 @@ def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest
     assert [record["TimeLimit"] for record in slow.jobs_of_passes()] == ["1", str(SHORTEST_MIN)]
 
 
+def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(slow: SlurmWorkflow) -> None:
+    with slow.running("extract") as run:
+        job = run.wait_for_samples(3)
+        slow.cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now")
+        assert run.end() != 0
+        assert "the pass was stopped by SIGTERM" in run.last_lines
+        assert f"SLURM-job '{job}' failed, SLURM status is: 'TIMEOUT'" in run.output
+    finished = slow.written_at()
+    assert 3 <= len(finished) < 10
+    assert_the_rest_is_extracted(slow, finished)
+
+
 def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(slow: SlurmWorkflow) -> None:
     slow.config["extraction"]["jobs"] = 2
     slow.resources = ("gpu=4", "nodes=1")
