@@ -48,8 +48,9 @@ def show_summary(results: Path, logs: Path, status: RunStatus, tokens: dict[str,
         print(f"  running: {describe_running(lease)}")
     if done == len(batches):
         return
-    if status.passes:
-        for cause, count in status.causes().most_common(SHOWN_CAUSES):
+    causes = status.causes()
+    if status.passes or causes:
+        for cause, count in causes.most_common(SHOWN_CAUSES):
             print(f"  {count} samples: {cause}")
         rules = ["extract_pass", "extract_batch", *(["validate_batch"] if any(batch.state == "rejected" for batch in batches) else [])]
         print(f"  logs: {', '.join(f'{logs}/{rule}' for rule in rules)}")

@@ -62,9 +62,11 @@ def validate_samples(samples: list[Sample], store: Store, identity: ExtractionId
 
 
 def _open_checked(sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int) -> tuple[States, dict[str, Any]]:
-    sidecar = store.read_sidecar(sample.key)
     path = store.states_path(sample.key)
-    states = open_states(path)
+    try:
+        sidecar, states = store.read_sidecar(sample.key), open_states(path)
+    except Eagle3DataError as error:
+        raise SampleError(f"unreadable: {message_of(error)}") from error.__cause__
     if path.stat().st_size != sidecar["size_bytes"] or file_checksum(path) != sidecar["xxh3_128"]:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     problems = structure_problems(states, sample.token_ids, len(identity.layers), hidden_size, identity.dtype) or number_problems(states)

@@ -31,9 +31,7 @@ def prove(name: str, tensor_parallel: int, work: Path) -> tuple[float, list[dict
     """Seconds, and the findings of the canary."""
     target = write_target(work / "target", FULL_SIZE[name], KIMI_PACKED if name == "Kimi-K2.5" else ())
     arguments = {"enforce_eager": True, "gpu_memory_utilization": 0.5}
-    settings = EngineSettings(
-        "eagle3_data.engines.vllm.engine:VllmEngine", str(target), (2,), "bfloat16", tensor_parallel, 512, False, str(work), {}, arguments
-    )
+    settings = EngineSettings(VLLM, str(target), (2,), "bfloat16", tensor_parallel, 512, False, str(work), arguments=arguments)
     output = work / "verdict.json"
     paths = ["--work", work / "canary", "--log", work / "engine.log", "--output", output]
     started = time.monotonic()

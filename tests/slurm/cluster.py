@@ -26,7 +26,8 @@ import psutil
 SYSTEM = Path("/etc/slurm")
 CONFIGURATION = ("slurm.conf", "gres.conf")
 MUNGE_RUN = Path("/run/munge")
-MARK = "this-is-a-test-cluster"
+OURS = "slurm-test-cluster"
+"""Name of the cluster's own directory: what tells a link to it, also a dangling one, from any other."""
 LOCK = Path("/run/slurm-test-cluster.lock")
 """One such cluster a machine: a second one waits for the first."""
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
@@ -86,19 +87,18 @@ def left_by_a_test() -> Path | None:
     if not link.is_symlink():
         return None
     directory = link.readlink().parent
-    return directory if (directory / MARK).exists() or not link.exists() else None
+    return directory if directory.name == OURS else None
 
 
 class Cluster:
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory = directory / OURS
         self._started_munge = False
 
     def start(self) -> None:
         install_packages()
         for name in ("spool", "state", "gpus"):
             (self.directory / name).mkdir(parents=True)
-        (self.directory / MARK).touch()
         for n in range(8):
             os.mknod(self.directory / f"gpus/gpu{n}", 0o20666, os.makedev(195, n))  # with plain files SLURM leaves CUDA_VISIBLE_DEVICES empty
         host = socket.gethostname().split(".")[0]
@@ -199,7 +199,7 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
     with open(LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if left := left_by_a_test():
-            Cluster(left).stop()
+            Cluster(left.parent).stop()
         cluster = Cluster(directory)
         try:
             cluster.start()

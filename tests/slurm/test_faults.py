@@ -94,7 +94,7 @@ def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest
     assert 1 <= len(finished) < 10
     slow.resources = ()
     assert_the_rest_is_extracted(slow, finished)
-    assert [record["TimeLimit"] for record in slow.jobs_of_passes()] == ["1", str(SHORTEST_MIN)]
+    assert [record["TimeLimit"] for record in slow.jobs_of_passes()] == ["1", str(SHORTEST_MIN + 1)]
 
 
 def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(slow: SlurmWorkflow) -> None:

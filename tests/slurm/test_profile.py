@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def planned(tmp_path: Path, tokenized_template: Workflow) -> SlurmWorkflow:
     copied = tokenized_template.copy(tmp_path / "run")
+    copied.config["extraction"]["engine"] = "eagle3_data.engines.vllm.engine:VllmEngine"
     return SlurmWorkflow(copied.directory, copied.config)
 
 
@@ -34,7 +35,7 @@ def test_the_pass_is_one_job_of_eight_devices_on_one_node(planned: SlurmWorkflow
     planned.config["extraction"]["tensor_parallel"] = 8
     dry = planned.run("--dry-run", "extract")
     asked = resources_of(dry, "extract_pass")
-    expected = {"gpu": "8", "nodes": "1", "runtime": str(SHORTEST_MIN), "mem_mb": str(SUPERVISOR_MB + 8 * WORKER_MB + 5), "slurm_partition": "main"}
+    expected = {"gpu": "8", "nodes": "1", "runtime": str(SHORTEST_MIN + 2), "mem_mb": str(SUPERVISOR_MB + 8 * WORKER_MB + 5), "slurm_partition": "main"}
     assert {name: asked[name] for name in expected} == expected
     assert dry.output.count("rule extract_pass:") == 1
 
@@ -46,7 +47,7 @@ def test_walltime_and_memory_follow_from_the_checkpoint_and_what_is_in_flight(pl
     target.write_text(json.dumps({**json.loads(target.read_text()), "weights_bytes": 540_000_000_000}))
     os.utime(target, ns=(written.st_atime_ns, written.st_mtime_ns))
     asked = resources_of(planned.run("--dry-run", "extract"), "extract_pass")
-    assert (asked["runtime"], asked["mem_mb"]) == ("83", str(SUPERVISOR_MB + WORKER_MB + 8_192))
+    assert (asked["runtime"], asked["mem_mb"]) == ("90", str(SUPERVISOR_MB + WORKER_MB + 8_192))
 
 
 def test_the_profile_may_set_the_walltime(planned: SlurmWorkflow) -> None:
@@ -65,5 +66,5 @@ def test_small_jobs_ask_for_no_device(planned: SlurmWorkflow) -> None:
 def test_resources_on_the_command_line_replace_those_of_the_profile(planned: SlurmWorkflow) -> None:
     planned.resources = ("gpu=4",)
     asked = resources_of(planned.run("--dry-run", "extract"), "extract_pass")
-    assert (asked["gpu"], asked["nodes"], asked["runtime"]) == ("4", "1", str(SHORTEST_MIN))
+    assert (asked["gpu"], asked["nodes"], asked["runtime"]) == ("4", "1", str(SHORTEST_MIN + 2))
     assert resources_of(planned.run("--dry-run", "validate"), "validate_batch")["mem_mb"] == "8000"

@@ -35,6 +35,8 @@ def test_kimis_int4_is_covered():
         {**INT4, "format": "int-quantized"},
         {**INT4, "config_groups": {**INT4["config_groups"], "group_1": {}}},
         {**INT4, "config_groups": {"group_0": {**INT4["config_groups"]["group_0"], "input_activations": {"num_bits": 8}}}},
+        {**INT4, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {**INT4, "transform_config": {"config_groups": {"rotation": {}}}},
         int4_with(symmetric=False),
         int4_with(actorder="group"),
         int4_with(num_bits=3),
@@ -69,6 +71,20 @@ def test_a_name_that_the_target_has_decides_and_other_layers_only_where_it_has_n
     assert names.is_packed("m.layers.1.experts.7.up.weight")
     assert not names.is_packed("m.layers.1.mlp.gate.weight")
     assert not names.is_packed("lm_head.weight")
+
+
+@pytest.mark.parametrize("case", ["experts in one tensor", "columns that groups do not divide", "a kind of weight that only the target has"])
+def test_a_canary_that_cannot_be_packed_as_the_target_is_left_plain(tmp_path, case):
+    names = ["layers.0.up.weight_packed"]
+    plain = plain_canary(tmp_path / "plain", {"hidden_size": 64}, "")
+    if case == "experts in one tensor":
+        save_file({"layers.0.up.weight": torch.randn(2, 64, 64)}, plain / "model.safetensors")
+    elif case == "columns that groups do not divide":
+        save_file({"layers.0.up.weight": torch.randn(64, 48)}, plain / "model.safetensors")
+    else:
+        names.append("layers.0.experts.7.up.weight_packed")
+    assert not quantize_canary(checkpoint(tmp_path / "target", {"quantization_config": INT4}, names), plain, tmp_path / "quantized")
+    assert not (tmp_path / "quantized").exists()
 
 
 def checkpoint(directory: Path, config: dict[str, Any], names: list[str]) -> Path:

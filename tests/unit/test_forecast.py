@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3_data.config import Config, Extraction, load_config
-from eagle3_data.extraction.forecast import LONGEST_MIN, SHORTEST_MIN, SUPERVISOR_MB, Forecast, Pace, host_memory_mb, walltime_min
+from eagle3_data.extraction.forecast import LONGEST_MIN, SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB, Forecast, Pace, host_memory_mb, walltime_min
 from eagle3_data.extraction.identity import identify_extraction
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import Plan
@@ -20,29 +20,54 @@ KIMI_BYTES = 540_000_000_000
 TARGET = TargetDescription("t", *KIMI, 61, 7168, 163_840, 262_144, "int4", KIMI_BYTES, True, True, "f")
 
 
+def ledger(load_s: float | None, extraction_s: float, tokens: int) -> dict[str, Any]:
+    return {"load_s": load_s, "extraction_s": extraction_s, "tokens_extracted": tokens, "elapsed_s": 7_000.0, "failure": None}
+
+
+NOTHING_TO_DO = ledger(None, 0.0, 0)
+
+
 @pytest.mark.parametrize(
     ("tokens", "expected"),
-    [(0, 82), (1_000_000, 116), (10_000_000, 416), (10**9, LONGEST_MIN)],
+    [(0, 87), (1_000_000, 121), (10_000_000, 421), (10**9, LONGEST_MIN)],
 )
 def test_the_walltime_grows_with_the_tokens_up_to_a_day(tokens: int, expected: int) -> None:
-    assert walltime_min(tokens, Pace.assumed(KIMI_BYTES)) == expected
+    assert walltime_min(tokens, Pace.assumed(KIMI_BYTES), 0) == expected
 
 
-def test_a_small_model_gets_an_hour() -> None:
-    assert walltime_min(1_000, Pace.assumed(1_000_000)) == SHORTEST_MIN
+def test_a_small_model_gets_an_hour_and_what_the_pass_stops_before_the_end() -> None:
+    assert walltime_min(1_000, Pace.assumed(1_000_000), 0) == SHORTEST_MIN
+    assert walltime_min(1_000, Pace.assumed(1_000_000), 3_600) == SHORTEST_MIN + 60
+    assert walltime_min(10**9, Pace.assumed(KIMI_BYTES), 120) == LONGEST_MIN + 2
 
 
 def test_ledgers_that_measured_something_set_the_pace() -> None:
     assumed = Pace.assumed(KIMI_BYTES)
-    started = {"load_s": 1_500.0, "extraction_s": 100.0, "tokens_extracted": 900_000}
-    again = {"load_s": 1_200.0, "extraction_s": 100.0, "tokens_extracted": 300_000}
-    nothing = {"load_s": None, "extraction_s": 0.0, "tokens_extracted": 0}
-    assert assumed.measured_by([nothing]) == assumed
-    assert assumed.measured_by([nothing, started, again]) == Pace(1_500.0, 6_000.0)
+    started, again = ledger(1_500.0, 100.0, 900_000), ledger(1_200.0, 100.0, 300_000)
+    assert assumed.measured_by([]) == assumed.measured_by([NOTHING_TO_DO]) == assumed
+    assert assumed.measured_by([NOTHING_TO_DO, started, again]) == Pace(1_500.0, 6_000.0)
+
+
+def test_a_load_that_was_cut_short_asks_for_more_the_next_time() -> None:
+    assumed = Pace.assumed(KIMI_BYTES)
+    killed = {**NOTHING_TO_DO, "elapsed_s": 5_200.0, "failure": {"class": "Stopped"}}
+    assert assumed.measured_by([killed]) == Pace(5_200.0, assumed.tokens_per_s)
+    assert assumed.measured_by([killed, ledger(6_000.0, 0.0, 0)]) == Pace(6_000.0, assumed.tokens_per_s)
+    assert walltime_min(0, assumed.measured_by([killed]), 0) > 5_200 / 60
 
 
 def test_host_memory_holds_what_is_in_flight_and_eight_workers() -> None:
-    assert host_memory_mb(Extraction(tensor_parallel=8, in_flight_tokens=65_536), 4, 7168) == SUPERVISOR_MB + 8 * 12_000 + 15_033
+    settings = Extraction(tensor_parallel=8, in_flight_tokens=65_536)
+    assert host_memory_mb(settings, 4, 7168, KIMI_BYTES) == SUPERVISOR_MB + 8 * WORKER_MB + 15_033
+
+
+def test_host_memory_holds_the_weights_that_stay_there_or_pass_through_it_whole() -> None:
+    small = {"in_flight_tokens": 1}
+    bare = host_memory_mb(Extraction(**small), 1, 1, 140_000_000_000)
+    through = Extraction(engine="eagle3_data.engines.transformers:TransformersEngine", **small)
+    assert host_memory_mb(through, 1, 1, 140_000_000_000) == bare + 140_000
+    offloading = Extraction(engine_arguments={"cpu_offload_gb": 10}, tensor_parallel=2, **small)
+    assert host_memory_mb(offloading, 1, 1, 140_000_000_000) == bare + WORKER_MB + 21_474
 
 
 @pytest.fixture
@@ -65,17 +90,17 @@ def config(results: Path, **extraction: Any) -> Config:
 
 def test_a_job_is_sized_by_its_own_share_of_the_batches(results: Path) -> None:
     assumed = Pace.assumed(KIMI_BYTES)
-    assert forecast(results).minutes == walltime_min(10_000_000, assumed)
-    assert [forecast(results, stripe, jobs=2).minutes for stripe in (0, 1)] == [walltime_min(tokens, assumed) for tokens in (8_000_000, 2_000_000)]
+    assert forecast(results).minutes == walltime_min(10_000_000, assumed, 120)
+    assert [forecast(results, stripe, jobs=2).minutes for stripe in (0, 1)] == [walltime_min(tokens, assumed, 120) for tokens in (8_000_000, 2_000_000)]
 
 
 def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> None:
     paths = ExtractionPaths(results / "extraction")
-    measured = {"load_s": 600.0, "extraction_s": 1_000.0, "tokens_extracted": 8_000_000}
+    measured = ledger(600.0, 1_000.0, 8_000_000)
     extraction_id = identify_extraction(TARGET, config(results).extraction).extraction_id
     write_json(paths.ledger("001", 0), {"extraction_id": extraction_id, **measured})
     write_json(paths.ledger("001", 1), {"extraction_id": "another", **measured, "load_s": 9_000.0})
-    assert forecast(results).minutes == walltime_min(10_000_000, Pace(600.0, 8_000.0))
+    assert forecast(results).minutes == walltime_min(10_000_000, Pace(600.0, 8_000.0), 120)
 
 
 def test_layers_that_cannot_be_are_left_to_the_compatibility_check(results: Path) -> None:

@@ -21,7 +21,7 @@ from eagle3_data.compatibility.canary_model import build_canary
 from eagle3_data.compatibility.canary_quantization import quantization_of, quantize_canary
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
-from eagle3_data.errors import EngineError, causes_of, describe_situation, headline
+from eagle3_data.errors import EngineError, causes_of, describe_situation, errno_of, headline
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.target import read_model_config, text_config
 
@@ -63,8 +63,13 @@ def _build(target: Path, directory: Path, settings: EngineSettings) -> Finding |
     try:
         build_canary(target, directory, settings.tensor_parallel, settings.trust_remote_code)
     except Exception as error:  # noqa: BLE001  whatever transformers raises is the finding
-        causes = "".join(f"; caused by {headline(cause)}" for cause in causes_of(error))
-        title = f"transformers cannot build a small model of the target's architecture: {headline(error)}{causes}"
+        told = "".join([headline(error), *(f"; caused by {headline(cause)}" for cause in causes_of(error))])
+        if any(errno_of(one) for one in (error, *causes_of(error))):
+            title = f"the small model cannot be made in {directory}: {told}"
+            return Finding(
+                id="canary-not-built", level="fail", title=title, remedy="it takes up to 5 GB beside the store, for a minute: see to room and permissions"
+            )
+        title = f"transformers cannot build a small model of the target's architecture: {told}"
         remedy = (
             "install a transformers that knows it, or set target.trust_remote_code if it is in the checkpoint; `compatibility.canary: off` goes on unproven"
         )

@@ -4,7 +4,8 @@ Covered are weights in symmetric integers with a scale for each group or row, pa
 pack-quantized, as Kimi-K2.5 has it. The plain copy, which transformers computes with, gets the values that the quantized
 weights stand for: so rounding is no difference, and what is left is the engine's own.
 
-Not covered, and the canary says so: any other way of storing weights, and all that quantize activations, too (DeepSeek-V3's
+Not covered, and the canary says so: any other way of storing weights; a target that packs weights which the canary has in
+another shape (experts that transformers keeps in one tensor); and all that quantize activations or the cache, too (DeepSeek-V3's
 fp8). Through a random model their noise grows to 30 % in four layers, where a neighbouring layer is off by 50 %: no bound would
 tell the one from the other for each token.
 """
@@ -26,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from eagle3_data.target import read_model_config, text_config
 
 WEIGHTS = "model.safetensors"
+PACKED = "_packed"
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,11 @@ def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def scheme_of(quantization: dict[str, Any]) -> PackedIntegers | None:
     """The scheme a `quantization_config` names; None for one that is not covered."""
-    groups = quantization.get("config_groups") or {}
+    groups = list((quantization.get("config_groups") or {}).values())
     if quantization.get("quant_method") != "compressed-tensors" or quantization.get("format") != "pack-quantized" or len(groups) != 1:
         return None
-    group = next(iter(groups.values()))
-    if group.get("input_activations"):
+    group = groups[0]
+    if any((group.get("input_activations"), group.get("output_activations"), quantization.get("kv_cache_scheme"), quantization.get("transform_config"))):
         return None
     match group.get("weights"):
         case {"type": "int", "symmetric": True, "num_bits": 4 | 8 as bits, "strategy": "channel"}:
@@ -74,8 +76,10 @@ def quantize_canary(target: Path, plain: Path, directory: Path) -> bool:
     scheme = scheme_of(quantization_of(config) or {})
     stored = StoredNames(weight_names(target))
     weights = load_file(plain / WEIGHTS)
-    chosen = [name for name, weight in weights.items() if weight.dim() == 2 and scheme and stored.is_packed(name)]
-    if not scheme or not chosen:
+    chosen = [name for name in weights if stored.is_packed(name)]
+    if not scheme or not stored.packed_kinds or stored.packed_kinds != {without_numbers(name) for name in chosen}:
+        return False
+    if not all(weights[name].dim() == 2 and weights[name].shape[1] % (scheme.group_size or 1) == 0 for name in chosen):
         return False
     quantized = dict(weights)
     for name in chosen:
@@ -107,17 +111,19 @@ class StoredNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = set(names)
-        self._anywhere = {_without_numbers(name) for name in self._names}
+        self.packed_kinds = {without_numbers(name.removesuffix(PACKED)) for name in self._names if name.endswith(PACKED)}
+        """Weights stored in packed integers, in whichever layer."""
 
     def is_packed(self, name: str) -> bool:
         """Whether the weight `name` (which ends with "weight") is stored in packed integers."""
-        packed = f"{name}_packed"
+        packed = f"{name}{PACKED}"
         if name in self._names or packed in self._names:
             return packed in self._names
-        return _without_numbers(packed) in self._anywhere
+        return without_numbers(name) in self.packed_kinds
 
 
-def _without_numbers(name: str) -> str:
+def without_numbers(name: str) -> str:
+    """A tensor's name whatever its layer and expert."""
     return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 

@@ -63,7 +63,7 @@ class Outcomes:
         self._batches: dict[str, BatchOutcome] = {}
         self._batches_of: dict[str, list[str]] = {}
         self._unwritten: dict[Path, dict[str, Any]] = {}
-        self.tokens = self.size_bytes = self.extracted = self.failures = 0
+        self.tokens = self.size_bytes = self.extracted = self.failures = self.found_in_store = 0
 
     def known_complete(self, batch: str, fingerprint: str, samples: Sequence[SampleName]) -> None:
         """A batch an earlier pass finished: listed in this ledger, its record left alone."""
@@ -89,10 +89,14 @@ class Outcomes:
         self.extracted += 1
         self.tokens += tokens
         self.size_bytes += size_bytes
-        self.found(key)
+        self._arrived(key)
 
     def found(self, key: str) -> None:
-        """A sample is in the store, whoever put it there."""
+        """Another run put a sample into the store meanwhile."""
+        self.found_in_store += 1
+        self._arrived(key)
+
+    def _arrived(self, key: str) -> None:
         for batch in self._batches_of.pop(key):
             outcome = self._batches[batch]
             outcome.waiting.discard(key)

@@ -75,7 +75,7 @@ class Plan:
         return self._next_pass(batch)
 
     def forecast(self, stripe: int) -> Forecast:
-        """What one job of the next pass asks the scheduler for, from the tokens of the batches that wait for it."""
+        """What one job of the next pass asks the scheduler for: time for all the tokens of the batches that wait for it."""
         view, ledger = self.view(), str(self._paths.ledger(self.next_number, stripe))
         tokens = sum(entry["tokens"] for batch, entry in view.batches.items() if self.made_by(batch).ledger == ledger)
         return view.forecast(tokens, [found for path in self._paths.ledgers() if (found := find_json(path))])
@@ -127,7 +127,10 @@ class TokensView:
             return Forecast(SHORTEST_MIN, SUPERVISOR_MB)
         same = (ledger for ledger in ledgers if ledger["extraction_id"] == self._identity.extraction_id)
         pace = Pace.assumed(self._target.weights_bytes).measured_by(same)
-        return Forecast(walltime_min(tokens, pace), host_memory_mb(self._extraction, len(self._identity.layers), self._target.hidden_size))
+        return Forecast(
+            walltime_min(tokens, pace, self._extraction.stop_before_end_s),
+            host_memory_mb(self._extraction, len(self._identity.layers), self._target.hidden_size, self._target.weights_bytes),
+        )
 
     @cached_property
     def _sample_file(self) -> SampleFile:

@@ -141,7 +141,7 @@ class PassRun:
             "phase": self._phase,
             "started_at": self._started_at,
             "extracting_since": self._extracting_since,
-            "to_extract": self._missing,
+            "to_extract": self._missing - outcomes.found_in_store,
             "extracted": outcomes.extracted,
             "failed": outcomes.failures,
             "tokens": outcomes.tokens,
