@@ -94,11 +94,11 @@ def stripe(wildcards):
 
 def pass_minutes(wildcards):
     """Walltime, where the profile does not say another."""
-    return PLAN.forecast(int(stripe(wildcards))).minutes
+    return PLAN.pass_minutes(int(stripe(wildcards)))
 
 
 def pass_memory_mb(wildcards):
-    return PLAN.forecast(int(stripe(wildcards))).memory_mb
+    return PLAN.pass_memory_mb()
 
 
 def summarize():

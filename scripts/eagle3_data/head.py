@@ -53,7 +53,7 @@ class Head:
 def read_head(directory: Path) -> Head:
     """Raises InputError where the checkpoint has no final RMS norm or lm_head under a known name."""
     config = text_config(read_model_config(directory))
-    files = _tensor_files(directory)
+    files = tensor_files(directory)
     tied = bool(config.get("tie_word_embeddings"))
     return Head(
         norm=_first(directory, files, NORMS).float(),
@@ -62,7 +62,8 @@ def read_head(directory: Path) -> Head:
     )
 
 
-def _tensor_files(directory: Path) -> dict[str, Path]:
+def tensor_files(directory: Path) -> dict[str, Path]:
+    """The file of each tensor of a checkpoint, by its name. Raises InputError where there are no weights."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         return {name: directory / file for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}

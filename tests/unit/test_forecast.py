@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3_data.config import Config, Extraction, load_config
-from eagle3_data.extraction.forecast import LONGEST_MIN, SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB, Forecast, Pace, host_memory_mb, walltime_min
+from eagle3_data.extraction.forecast import LONGEST_MIN, SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.extraction.identity import identify_extraction
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import Plan
@@ -79,8 +79,8 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def forecast(results: Path, stripe: int = 0, **extraction: Any) -> Forecast:
-    return Plan(config(results, **extraction), results).forecast(stripe)
+def plan(results: Path, **extraction: Any) -> Plan:
+    return Plan(config(results, **extraction), results)
 
 
 def config(results: Path, **extraction: Any) -> Config:
@@ -90,8 +90,8 @@ def config(results: Path, **extraction: Any) -> Config:
 
 def test_a_job_is_sized_by_its_own_share_of_the_batches(results: Path) -> None:
     assumed = Pace.assumed(KIMI_BYTES)
-    assert forecast(results).minutes == walltime_min(10_000_000, assumed, 120)
-    assert [forecast(results, stripe, jobs=2).minutes for stripe in (0, 1)] == [walltime_min(tokens, assumed, 120) for tokens in (8_000_000, 2_000_000)]
+    assert plan(results).pass_minutes(0) == walltime_min(10_000_000, assumed, 120)
+    assert [plan(results, jobs=2).pass_minutes(stripe) for stripe in (0, 1)] == [walltime_min(tokens, assumed, 120) for tokens in (8_000_000, 2_000_000)]
 
 
 def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> None:
@@ -100,8 +100,9 @@ def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> Non
     extraction_id = identify_extraction(TARGET, config(results).extraction).extraction_id
     write_json(paths.ledger("001", 0), {"extraction_id": extraction_id, **measured})
     write_json(paths.ledger("001", 1), {"extraction_id": "another", **measured, "load_s": 9_000.0})
-    assert forecast(results).minutes == walltime_min(10_000_000, Pace(600.0, 8_000.0), 120)
+    assert plan(results).pass_minutes(0) == walltime_min(10_000_000, Pace(600.0, 8_000.0), 120)
 
 
 def test_layers_that_cannot_be_are_left_to_the_compatibility_check(results: Path) -> None:
-    assert forecast(results, layers=(3, 3)) == Forecast(SHORTEST_MIN, SUPERVISOR_MB)
+    impossible = plan(results, layers=(3, 3))
+    assert (impossible.pass_minutes(0), impossible.pass_memory_mb()) == (SHORTEST_MIN, SUPERVISOR_MB)

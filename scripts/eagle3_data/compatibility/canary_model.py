@@ -52,7 +52,7 @@ def build_canary(target: Path, directory: Path, tensor_parallel: int, trust_remo
     if text_config(config) is not config:
         weights = directory / "model.safetensors"
         save_file({WRAPPED + name: tensor for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
-    _write_config(directory, shrunk)
+    write_config(directory, shrunk)
 
 
 def _largest_that_fits(config: dict[str, Any], directory: Path, tensor_parallel: int, trust_remote_code: bool) -> tuple[dict[str, Any], Any]:
@@ -60,7 +60,7 @@ def _largest_that_fits(config: dict[str, Any], directory: Path, tensor_parallel:
     layers = LAYERS
     while True:
         shrunk = shrink(config, tensor_parallel, layers)
-        _write_config(directory, text_config(shrunk))
+        write_config(directory, text_config(shrunk))
         with torch.device("meta"):
             model = make_language_model(directory, trust_remote_code)
         if layers == 1 or size_bytes(model) <= MAX_BYTES:
@@ -119,5 +119,5 @@ def _without_quantization(config: dict[str, Any], vocabulary: int) -> dict[str, 
     return kept
 
 
-def _write_config(directory: Path, config: dict[str, Any]) -> None:
+def write_config(directory: Path, config: dict[str, Any]) -> None:
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")

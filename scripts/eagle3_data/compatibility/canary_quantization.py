@@ -12,7 +12,6 @@ tell the one from the other for each token.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable
@@ -21,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from eagle3_data.compatibility.canary_model import write_config
+from eagle3_data.errors import InputError
+from eagle3_data.head import tensor_files
 from eagle3_data.target import read_model_config, text_config
 
 WEIGHTS = "model.safetensors"
@@ -74,7 +75,7 @@ def quantize_canary(target: Path, plain: Path, directory: Path) -> bool:
     """Write the canary in `plain` to `directory`, quantized as the checkpoint `target` is. False, and nothing written: its way is not covered."""
     config = read_model_config(target)
     scheme = scheme_of(quantization_of(config) or {})
-    stored = StoredNames(weight_names(target))
+    stored = StoredNames(_names_in(target))
     weights = load_file(plain / WEIGHTS)
     chosen = [name for name in weights if stored.is_packed(name)]
     if not scheme or not stored.packed_kinds or stored.packed_kinds != {without_numbers(name) for name in chosen}:
@@ -89,20 +90,16 @@ def quantize_canary(target: Path, plain: Path, directory: Path) -> bool:
     shutil.copytree(plain, directory)
     save_file(weights, plain / WEIGHTS, metadata={"format": "pt"})
     save_file(quantized, directory / WEIGHTS, metadata={"format": "pt"})
-    _restore_quantization(config, directory / "config.json")
+    _restore_quantization(config, directory)
     return True
 
 
-def weight_names(checkpoint: Path) -> set[str]:
-    """Names of all tensors of a checkpoint: from its index, or else from its files; none where it has neither."""
-    index = checkpoint / "model.safetensors.index.json"
-    if index.exists():
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    names: set[str] = set()
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            names.update(tensors.keys())
-    return names
+def _names_in(checkpoint: Path) -> Iterable[str]:
+    """Names of all tensors of a checkpoint; none where it is a config.json alone."""
+    try:
+        return tensor_files(checkpoint)
+    except InputError:
+        return ()
 
 
 class StoredNames:
@@ -127,9 +124,9 @@ def without_numbers(name: str) -> str:
     return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
-def _restore_quantization(target_config: dict[str, Any], path: Path) -> None:
+def _restore_quantization(target_config: dict[str, Any], directory: Path) -> None:
     """Put the target's quantization into the canary's config.json, where the target has it."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_model_config(directory)
     outer = target_config.get("quantization_config")
     (config if outer else text_config(config))["quantization_config"] = outer or quantization_of(target_config)
-    path.write_text(json.dumps(config), encoding="utf-8")
+    write_config(directory, config)

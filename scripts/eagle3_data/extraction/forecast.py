@@ -30,14 +30,6 @@ COPIES = 4
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What one job of a pass asks for: minutes of walltime and megabytes of host memory."""
-
-    minutes: int
-    memory_mb: int
-
-
-@dataclass(frozen=True)
 class Pace:
     """How long the model takes to load, and how many tokens a second then come."""
 

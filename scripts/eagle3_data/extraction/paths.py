@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from eagle3_data.records import find_json
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,10 @@ class ExtractionPaths:
     def ledgers(self) -> list[Path]:
         """All ledgers there are, oldest pass first."""
         return sorted(self.root.glob("passes/[0-9]*/[0-9]*.json"), key=lambda path: (int(path.parent.name), int(path.stem)))
+
+    def read_ledgers(self) -> list[dict[str, Any]]:
+        """What the ledgers say, oldest pass first, but for those that cannot be read."""
+        return [ledger for path in self.ledgers() if (ledger := find_json(path))]
 
     def pass_numbers(self) -> list[int]:
         """Numbers of all pass folders, with a ledger in them or not."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from eagle3_data.config import Config, Extraction
 from eagle3_data.errors import ConfigError
-from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, Forecast, Pace, host_memory_mb, walltime_min
+from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.records import find_json, read_json
@@ -74,11 +74,15 @@ class Plan:
             return Made(str(self._paths.stored_ledger(self.next_number)), False)
         return self._next_pass(batch)
 
-    def forecast(self, stripe: int) -> Forecast:
-        """What one job of the next pass asks the scheduler for: time for all the tokens of the batches that wait for it."""
+    def pass_minutes(self, stripe: int) -> int:
+        """Walltime to ask for in one job of the next pass: for all the tokens of the batches that wait for it."""
         view, ledger = self.view(), str(self._paths.ledger(self.next_number, stripe))
         tokens = sum(entry["tokens"] for batch, entry in view.batches.items() if self.made_by(batch).ledger == ledger)
-        return view.forecast(tokens, [found for path in self._paths.ledgers() if (found := find_json(path))])
+        return view.pass_minutes(tokens, self._paths.read_ledgers())
+
+    def pass_memory_mb(self) -> int:
+        """Host memory to ask for in one job of a pass."""
+        return self.view().pass_memory_mb()
 
     def _next_pass(self, batch: str) -> Made:
         return Made(str(self._paths.ledger(self.next_number, self.view().stripe(batch))), False)
@@ -121,16 +125,18 @@ class TokensView:
             self._in_store[batch] = all(name.key in self._keys for name in names)
         return self._in_store[batch]
 
-    def forecast(self, tokens: int, ledgers: Iterable[dict[str, Any]]) -> Forecast:
+    def pass_minutes(self, tokens: int, ledgers: Iterable[dict[str, Any]]) -> int:
         """Of one job that extracts `tokens`, at the pace of those `ledgers` that are of this very extraction."""
         if not self._identity:
-            return Forecast(SHORTEST_MIN, SUPERVISOR_MB)
+            return SHORTEST_MIN
         same = (ledger for ledger in ledgers if ledger["extraction_id"] == self._identity.extraction_id)
         pace = Pace.assumed(self._target.weights_bytes).measured_by(same)
-        return Forecast(
-            walltime_min(tokens, pace, self._extraction.stop_before_end_s),
-            host_memory_mb(self._extraction, len(self._identity.layers), self._target.hidden_size, self._target.weights_bytes),
-        )
+        return walltime_min(tokens, pace, self._extraction.stop_before_end_s)
+
+    def pass_memory_mb(self) -> int:
+        if not self._identity:
+            return SUPERVISOR_MB
+        return host_memory_mb(self._extraction, len(self._identity.layers), self._target.hidden_size, self._target.weights_bytes)
 
     @cached_property
     def _sample_file(self) -> SampleFile:

@@ -36,7 +36,7 @@ class RunStatus:
     def __init__(self, results: Path) -> None:
         self._results, self._paths = results, ExtractionPaths(results / "extraction")
         self.tokens: dict[str, Any] | None = find_json(results / "tokens/batches.json")
-        ledgers = [ledger for path in self._paths.ledgers() if (ledger := find_json(path))]
+        ledgers = self._paths.read_ledgers()
         self.passes = len({ledger["pass"] for ledger in ledgers})
         self.written_bytes = sum(ledger["written_bytes"] for ledger in ledgers)
         self._newest = [ledger for ledger in ledgers if ledger["pass"] == ledgers[-1]["pass"]]
