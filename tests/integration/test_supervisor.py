@@ -152,17 +152,22 @@ def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_se
     """Each run kills the supervisor, its engine, or the whole group somewhere; then one is left alone."""
     torn: list[str] = []
     over = threading.Event()
+    this_test_deletes = threading.Lock()
+
+    def look(states: Path) -> None:
+        try:
+            sidecar = json.loads(states.with_suffix(".json").read_text())
+            open_states(states)
+            if file_checksum(states) != sidecar["xxh3_128"]:
+                torn.append(states.name)
+        except Exception as error:  # noqa: BLE001  whatever it is, a reader met it
+            torn.append(f"{states.name}: {error!r}")
 
     def read() -> None:
         while not over.is_set():
-            for states in fast.directory.glob("results/store/*/??/*.safetensors"):
-                try:
-                    sidecar = json.loads(states.with_suffix(".json").read_text())
-                    open_states(states)
-                    if file_checksum(states) != sidecar["xxh3_128"]:
-                        torn.append(states.name)
-                except Exception as error:  # noqa: BLE001  whatever it is, a reader met it
-                    torn.append(f"{states.name}: {error!r}")
+            with this_test_deletes:
+                for states in fast.directory.glob("results/store/*/??/*.safetensors"):
+                    look(states)
             time.sleep(0.01)
 
     reader = threading.Thread(target=read)
@@ -182,8 +187,9 @@ def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_se
             supervisor.kill()
             supervisor.wait()
             if number % 5 == 0:  # so that there is always something left to extract
-                for states in list(fast.directory.glob("results/store/*/??/*.safetensors"))[::2]:
-                    states.unlink()
+                with this_test_deletes:  # a file that is gone under a reader's eyes would be this test's doing
+                    for states in list(fast.directory.glob("results/store/*/??/*.safetensors"))[::2]:
+                        states.unlink()
     finally:
         over.set()
         reader.join()
