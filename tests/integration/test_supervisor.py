@@ -200,3 +200,21 @@ def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_se
     for states in fast.directory.glob("results/store/*/??/*.safetensors"):
         assert file_checksum(states) == json.loads(states.with_suffix(".json").read_text())["xxh3_128"]
     assert not list(Path(fast.directory).glob("results/store/*/incoming/*"))
+
+
+def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(fast: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's own devices count: compatibility may have been checked where there is none. Asked of a stand-in for nvidia-smi."""
+    (tmp_path / "bin").mkdir()
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 2\necho 2\n")  # MiB; the demo's weights are 11.6 MB
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
+    fast.config["extraction"]["engine"] = "eagle3_data.engines.vllm.engine:VllmEngine"
+    fast.config["compatibility"]["device_memory_gib"] = 80
+    refused = fast.run("extract")
+    assert refused.returncode != 0
+    (ledger,) = refused.passes.values()
+    assert (ledger["failure"]["class"], ledger["model_loads"]) == ("CompatibilityError", 0)
+    (told,) = [line for line in refused.output.splitlines() if "10 samples: CompatibilityError" in line]
+    assert "device-memory-short: each of 1 devices takes 11.6 MB of weights and has 2.1 MB; set extraction.tensor_parallel to 8" in told
+    assert not fast.log("extract_pass/001/0.engine.log")

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB
-from integration.workflow import Run, Workflow
+from integration.workflow import ROOT, Run, Workflow
+from model_configs import KIMI_K2_5, KIMI_PACKED, write_target
 from slurm.workflow import SlurmWorkflow
 
 pytestmark = pytest.mark.slow
+
+KIMI_K2_5_BYTES = 595_000_000_000
+"""Of the published INT4 checkpoint, rounded."""
 
 
 @pytest.fixture
@@ -68,3 +74,31 @@ def test_resources_on_the_command_line_replace_those_of_the_profile(planned: Slu
     asked = resources_of(planned.run("--dry-run", "extract"), "extract_pass")
     assert (asked["gpu"], asked["nodes"], asked["runtime"]) == ("4", "1", str(SHORTEST_MIN + 2))
     assert resources_of(planned.run("--dry-run", "validate"), "validate_batch")["mem_mb"] == "8000"
+
+
+def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_paths_are_filled_in(tmp_path: Path, tiny_llama: Path) -> None:
+    """The full-size config.json, and weight files of the full size without content. The real tokenizer needs a network: the demo's stands in."""
+    target = write_target(tmp_path / "Kimi-K2.5", KIMI_K2_5, KIMI_PACKED)
+    for file in (*tiny_llama.glob("tokenizer*"), *tiny_llama.glob("chat_template*")):
+        shutil.copy(file, target)
+    with open(target / "model-00001-of-00064.safetensors", "wb") as weights:
+        weights.write((2).to_bytes(8, "little") + b"{}")
+        weights.truncate(KIMI_K2_5_BYTES)
+    text = (ROOT / "config/kimi-k2.5.yaml").read_text()
+    filled_in = text.replace("/path/to/Kimi-K2.5", str(target)).replace("/path/to/conversations.jsonl", str(ROOT / "config/demo/conversations.jsonl"))
+    assert "/path/to" not in filled_in
+    workflow = SlurmWorkflow(tmp_path / "run", yaml.safe_load(filled_in))
+    local = Workflow(workflow.directory, workflow.config)
+    checked = local.run("results/kimi-k2.5/compatibility/report.json")
+    assert checked.returncode == 0, checked.output
+    report = json.loads((workflow.results / "compatibility/report.json").read_text())
+    assert report["findings"] == []
+    assert report["subject"]["states"].startswith("57.4 kB a token")
+    asked = resources_of(workflow.run("--dry-run", "extract"), "extract_pass")
+    assert {name: asked[name] for name in ("gpu", "nodes", "slurm_partition")} == {"gpu": "8", "nodes": "1", "slurm_partition": "main"}
+    assert asked["mem_mb"] == "127033"
+    assert 60 < int(asked["runtime"]) < 120
+    local.config["compatibility"]["device_memory_gib"] = 40
+    refused = local.run("results/kimi-k2.5/compatibility/report.json")
+    assert refused.returncode != 0
+    assert "device-memory-short" in local.log("check_compatibility.log")

@@ -61,6 +61,13 @@ def check(
     return Findings(in_order(accept(findings, compatibility.allow)), subject, time.monotonic() - started)
 
 
+def check_devices(target: TargetDescription, extraction: Extraction, compatibility: Compatibility) -> Findings:
+    """What only the machine that loads the target can tell: whether its own devices hold the weights."""
+    on_devices = extraction.engine.startswith(VLLM_ENGINES)
+    findings = arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, arithmetic.device_memory()) if on_devices else []
+    return Findings(accept(findings, compatibility.allow))
+
+
 def device_bytes(compatibility: Compatibility) -> int | None:
     """Memory of one device as configured, else of this machine's smallest; None where neither is known."""
     if compatibility.device_memory_gib is not None:

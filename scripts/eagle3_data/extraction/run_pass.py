@@ -21,6 +21,7 @@ from typing import Any
 from eagle3_data import compatibility
 from eagle3_data.child import Child
 from eagle3_data.cli import say
+from eagle3_data.compatibility.installed import check_devices
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.engines.base import EngineSettings, Ready, Request
@@ -200,7 +201,7 @@ class PassRun:
         incoming = self._store.open_incoming(writer, this_process())
         say(f"{self._missing} samples to extract from {job.target.path}, layers {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}")
         try:
-            if job.compatibility.canary == "off" or self._canary_passes(incoming / "canary"):
+            if self._devices_suffice() and (job.compatibility.canary == "off" or self._canary_passes(incoming / "canary")):
                 self._feed(incoming)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
@@ -223,6 +224,16 @@ class PassRun:
         self._failure_facts["versions"].update(word.versions)
         self._provenance["versions"] = word.versions
         say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
+
+    def _devices_suffice(self) -> bool:
+        """Whether this job's devices hold the target. Where compatibility was checked, there may have been none."""
+        found = check_devices(self._job.description, self._job.extraction, self._job.compatibility)
+        for finding in found.findings:
+            say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}; {finding.remedy}")
+        if found.failed:
+            causes = tuple(f"{finding.id}: {finding.title}; {finding.remedy}" for finding in found.findings)
+            self._failure = describe_situation(CompatibilityError, "the target does not fit this job's devices, so it was not loaded", causes=causes)
+        return not found.failed
 
     def _canary_passes(self, work: Path) -> bool:
         """Whether a tiny model of the target's architecture goes through the engine and comes out right (cached if so)."""
@@ -264,7 +275,7 @@ class PassRun:
         told = (f"{finding['id']}: {finding['title']}" for finding in failed["findings"] if finding["level"] == "fail")
         causes = tuple(told) or (f"the canary's process {child.end()}",)
         self._failure = describe_situation(
-            CompatibilityError, f"the canary failed, so the target was not loaded: {causes[0]}; engine output: {self._job.engine_log}", causes=causes
+            CompatibilityError, f"the canary failed, so the target was not loaded; engine output: {self._job.engine_log}", causes=causes
         )
         say(render_failure(self._failure))
         return False
