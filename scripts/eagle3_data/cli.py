@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -9,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from eagle3_data.errors import Eagle3DataError, causes_of, headline
+from eagle3_data.errors import NO_ROOM, Eagle3DataError, StorageError, causes_of, errno_of, headline
 
 
 def run(main: Callable[[], None]) -> NoReturn:
@@ -32,11 +33,15 @@ def run(main: Callable[[], None]) -> NoReturn:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  the last place where it can be explained
         traceback.print_exc()
+        if errno_of(error) in NO_ROOM:
+            print(f"{StorageError.__name__}: the disk is full ({headline(error)}); make room and run the same command again", file=sys.stderr)
+            sys.exit(1)
         print(f"{os.path.basename(sys.argv[0])} met an error it does not know: {headline(error)}", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)
 
 
 def say(message: str) -> None:
-    """A line for the rule's log."""
-    print(message, file=sys.stderr, flush=True)
+    """A line for the rule's log. One that finds no room on the disk is lost: the work goes on."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)

@@ -146,7 +146,11 @@ class Extraction(Section):
     disk_reserve_gib: float = Field(1, ge=0, description="The pass stops cleanly when less than this is free where the store is.")
     stop_before_end_s: float = Field(120, ge=0, description="In a SLURM job, the pass stops cleanly so long before the walltime ends.")
     max_failed_fraction: float = Field(
-        0, ge=0, lt=1, description="Share of a batch's samples that may fail: it is complete without them, and the training set's provenance lists them."
+        0,
+        ge=0,
+        lt=1,
+        description="Share of a batch's samples that may fail by their own fault: it is complete without them, and the training set's provenance lists "
+        "them. A full disk, a write error, or whatever ends a pass early is not theirs: what it cost is retried.",
     )
     engine_arguments: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the engine, for `vllm` those of `vllm.LLM`.")
 

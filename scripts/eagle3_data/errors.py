@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from typing import Any
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 

@@ -9,6 +9,8 @@ from typing import Self
 
 from tqdm import tqdm
 
+from eagle3_data.cli import say
+
 LINE_EVERY_S = 10.0
 
 
@@ -43,7 +45,7 @@ class Progress:
         left = ""
         if self._total and 0 < self._done < self._total:
             left = f", {elapsed_s / self._done * (self._total - self._done):,.0f} s left"
-        print(f"{self._what}: {self._done}{of} {self._unit}, {self._rates()}, {elapsed_s:,.0f} s{left}", file=sys.stderr, flush=True)
+        say(f"{self._what}: {self._done}{of} {self._unit}, {self._rates()}, {elapsed_s:,.0f} s{left}")
 
     def __enter__(self) -> Self:
         return self

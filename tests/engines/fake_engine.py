@@ -8,6 +8,7 @@ Faults are read anew for every request from the JSON file named by FAKE_ENGINE_F
 {"wrong": {key: "zeros"}}       all-zero states; "ids": another sample's token ids
 {"kill": [key]}                 the process dies by SIGKILL when it meets the key
 {"hang": [key]}                 it sleeps forever
+{"hang_submit": true}           ... already when it is given a sample
 {"sleep_s": 0.1}                seconds spent on each sample
 """
 
@@ -42,6 +43,8 @@ class FakeEngine:
         self._waiting: list[Request] = []
 
     def submit(self, request: Request) -> None:
+        if faults().get("hang_submit"):
+            time.sleep(1e6)
         if message := faults().get("refuse", {}).get(request.key):
             try:
                 raise ValueError("the innermost cause")

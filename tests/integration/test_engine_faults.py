@@ -3,6 +3,7 @@ failed has failed, and it says why."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_data.engines.base import EngineSettings, Ready, Request
+from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.samples import SampleFile
 from eagle3_data.states import file_checksum
 from integration.workflow import Workflow
@@ -76,6 +79,39 @@ def test_a_hanging_engine_is_ended_and_says_where_it_hung(fast: Workflow) -> Non
     assert "fake_engine.py" in (fast.directory / "engine.log").read_text(), "where each thread was"
 
 
+def test_an_engine_that_reads_no_more_blocks_nobody(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of far more bytes than a channel holds: whoever hands them over must go on, to notice the hang and the signals."""
+    fast.faults = {"hang_submit": True}
+    fast.arguments()  # writes the faults
+    for name in ("PYTHONPATH", "FAKE_ENGINE_FAULTS"):
+        monkeypatch.setenv(name, fast.environment()[name])
+    settings = EngineSettings("fake_engine:FakeEngine", fast.config["target"]["path"], (1, 2), "bfloat16", 1, 4096, False, str(fast.directory), {}, {})
+    engine = EngineProcess(settings, fast.directory / "engine.log")
+    try:
+        assert isinstance(engine.receive(60), Ready)
+        for number in range(200):
+            engine.send(Request(f"{number:032x}", tuple(range(100_000, 104_000)), str(fast.directory / f"{number}.safetensors")))
+        assert engine.receive(1) is None
+    finally:
+        engine.kill()
+
+
+def test_more_samples_that_kill_than_restarts_cost_nobody_else_and_each_pass_gets_further(fast: Workflow) -> None:
+    poisons = {fast.keys(batch)[0] for batch in fast.batches()}
+    fast.faults = {"kill": list(poisons)}
+    fast.config["extraction"]["engine_restarts"] = 2
+    first = fast.run_pass()
+    assert set(first["deaths"]) >= poisons
+    assert "the same command goes on" in first["failure"]["notes"][-1]
+    later = [fast.run_pass(number) for number in ("002", "003")]
+    assert all(ledger["model_loads"] <= 3 for ledger in later)
+    assert set(fast.stored()) == {key for batch in fast.batches() for key in fast.keys(batch)} - poisons
+    assert set(fast.failure_records()) == poisons
+    fast.faults = {}
+    last = fast.run_pass("004")
+    assert (set(states_of(last)), last["samples_extracted"], last["deaths"]) == ({"complete"}, 5, {})
+
+
 def test_an_engine_that_dies_too_often_ends_the_pass_and_blames_no_sample(fast: Workflow) -> None:
     fast.faults = {"kill": [key for batch in fast.batches() for key in fast.keys(batch)]}
     fast.config["extraction"]["engine_restarts"] = 0
@@ -133,6 +169,37 @@ def test_a_full_disk_stops_the_pass_cleanly_and_it_goes_on_when_there_is_room(fa
     rest = fast.run_pass("002")
     assert rest["samples_extracted"] == 10 - kept
     assert set(states_of(rest)) == {"complete"}
+
+
+@pytest.mark.parametrize("reserve_gib", [0.0, 0.01], ids=["full", "reserve"])
+def test_a_disk_that_is_full_at_the_start_is_named_and_it_goes_on_when_there_is_room(fast: Workflow, small_disk: Path, reserve_gib: float) -> None:
+    """Store and records on one disk, as they are by default."""
+    shutil.move(fast.directory / "results", small_disk / "results")
+    (fast.directory / "results").symlink_to(small_disk / "results")
+    fast.config["extraction"]["disk_reserve_gib"] = reserve_gib
+    ballast = small_disk / "ballast"
+    with contextlib.suppress(OSError):
+        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free + 4096))
+    assert shutil.disk_usage(small_disk).free == 0
+    assert fast.start_pass().wait(60) == 1
+    assert "StorageError: the disk is full" in (told := (fast.directory / "pass.log").read_text())
+    assert told.rstrip().endswith("make room and run the same command again")
+    ballast.unlink()
+    fast.config["extraction"]["disk_reserve_gib"] = 0.0
+    assert fast.run_pass()["samples_extracted"] == 10
+
+
+@pytest.mark.parametrize("fault", [{"write": errno.ENOSPC}, {"write": errno.EIO}], ids=["full-disk", "write-error"])
+def test_no_sample_is_gone_without_for_a_fault_that_is_not_its_own(fast: Workflow, fault: dict[str, int]) -> None:
+    key = fast.keys("00002")[0]
+    fast.config["extraction"]["max_failed_fraction"] = 0.5
+    fast.faults = {name: {key: number} for name, number in fault.items()}
+    ledger = fast.run_pass()
+    assert ledger["batches"]["00002"]["state"] in ("failed", "not_reached")
+    assert not ledger["batches"]["00002"]["left_out"]
+    fast.faults = {}
+    rest = fast.run_pass("002")
+    assert (set(states_of(rest)), len(fast.stored())) == ({"complete"}, 10)
 
 
 def test_two_workflows_on_one_store_at_once_both_finish_and_write_each_key_once(fast: Workflow, tmp_path: Path) -> None:

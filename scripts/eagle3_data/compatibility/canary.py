@@ -9,6 +9,7 @@ pass of transformers); chunks, shared prefixes and other samples change nothing;
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,7 @@ def _extract(settings: EngineSettings, samples: list[tuple[int, ...]], log: Path
                     lost = ", ".join(f"{len(request.token_ids)} tokens" for request in waiting.values())
                     return _engine_failed("canary-count", f"{len(waiting)} samples did not come back ({lost})", word, process, deadline_s)
                 answers.append(Answer(waiting.pop(word.key), word.greedy_token, alone))
-        process.close()
+        process.close(threading.Event())
         return answers
     finally:
         process.kill()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import socket
-import subprocess
+import threading
 import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,7 +18,9 @@ from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Re
 from eagle3_data.errors import EngineError, describe_situation
 from eagle3_data.extraction.engine_log import with_root_cause
 
-STACKS_S = 1.0
+STACKS_S = JOIN_S = 1.0
+ENOUGH_S = 60.0
+"""How long an engine that has nothing left to do may take to end by itself."""
 Word = Ready | Extracted | Rejected | Fatal
 
 
@@ -34,12 +37,21 @@ class EngineProcess:
             self._child = Child("eagle3_data.extraction.engine_child", [str(fd)], log, pass_fds=[fd], environment=environment)
         self._channel = Connection(ours.detach())
         self._exited = open(os.pidfd_open(self._child.process.pid), "rb", buffering=0)  # noqa: SIM115  a handle to wait on
-        self._channel.send(settings)
+        self._outgoing: queue.SimpleQueue[EngineSettings | Request | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._pass_on, daemon=True)
+        self._sender.start()
+        self._outgoing.put(settings)
 
     def send(self, request: Request) -> None:
-        """Hand over a request. A dead engine is noticed by the next `receive`, not here."""
+        """Hand over a request; never waits. A dead engine is noticed by the next `receive`, not here."""
+        self._outgoing.put(request)
+
+    def _pass_on(self) -> None:
+        """In a thread of its own: a channel holds less than what may be in flight, so writing to an engine that hangs blocks."""
         with contextlib.suppress(OSError):
-            self._channel.send(request)
+            while (word := self._outgoing.get()) is not None:
+                self._channel.send(word)
+            self._channel.send(None)
 
     def receive(self, timeout_s: float) -> Word | None:
         """The engine's next word; None if it says nothing for `timeout_s` seconds. A dead engine says Fatal."""
@@ -62,16 +74,18 @@ class EngineProcess:
             os.kill(self._child.process.pid, signal.SIGUSR1)
             time.sleep(STACKS_S)
 
-    def close(self, timeout_s: float = 60) -> None:
-        """Let the engine finish by itself, then end whatever is left of its process group."""
-        with contextlib.suppress(OSError):
-            self._channel.send(None)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.process.wait(timeout_s)
+    def close(self, stop: threading.Event) -> None:
+        """Let the engine finish by itself, unless `stop` is set, then end whatever is left of its process group."""
+        self._outgoing.put(None)
+        deadline = time.monotonic() + ENOUGH_S
+        while self._child.process.poll() is None and time.monotonic() < deadline and not stop.wait(0.02):
+            pass
         self.kill()
 
     def kill(self) -> None:
         """End the whole process group at once."""
         self._child.kill()
+        self._outgoing.put(None)
+        self._sender.join(JOIN_S)  # the other end of the channel is closed, so it waits for nothing
         self._channel.close()
         self._exited.close()

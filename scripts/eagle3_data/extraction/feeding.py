@@ -2,16 +2,17 @@
 
 Samples go to the engine continuously across batches, within `extraction.in_flight_tokens`. An engine that dies, or says
 nothing for `extraction.stall_timeout_s`, is ended with its whole process group and started again, at most
-`extraction.engine_restarts` times. What was with it are suspects: they are tried last, each alone. A sample that was with
-two dead engines has failed; the others go on.
+`extraction.engine_restarts` times. What was with it are suspects: they are tried last, each alone, those first that were
+with the fewest dead engines. A sample that was with two has failed; the others go on. Suspects stay suspects in later
+passes: so a run with more of them than restarts gets further each time it is called.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from eagle3_data.cli import say
@@ -26,7 +27,10 @@ DEATHS_TO_FAIL = 2
 
 
 class Feeding:
-    """Feeds `requests`, a source of samples that are not in the store, to engines made by `start_engine`."""
+    """Feeds `requests`, a source of samples that are not in the store, to engines made by `start_engine`.
+
+    `deaths` says with how many engines that died samples were before, by key; afterwards it holds those of this feeding, too.
+    """
 
     def __init__(
         self,
@@ -36,12 +40,13 @@ class Feeding:
         flight: Flight,
         stop: Stop,
         on_ready: Callable[[Ready], None],
+        deaths: Mapping[str, int],
     ) -> None:
         self._start_engine, self._settings, self._stop, self._on_ready = start_engine, settings, stop, on_ready
         self._requests, self._flight = requests, flight
         self._following: Request | None = None
-        self._suspects: deque[Request] = deque()
-        self._deaths: Counter[str] = Counter()
+        self._suspects: list[Request] = []
+        self.deaths = Counter(deaths)
         self._engine: EngineProcess | None = None
         self._engine_gone = threading.Event()
         self._last_word_at = 0.0
@@ -51,7 +56,7 @@ class Feeding:
         """What ended the feeding before its end, if something of the engine's did."""
 
     def run(self) -> None:
-        self._following = next(self._requests, None)
+        self._following = self._next_unsuspected()
         try:
             while self.failure is None and not self._stop.now.is_set() and self._has_work():
                 if self._engine is None and not self._load():
@@ -59,7 +64,7 @@ class Feeding:
                 self._work()
             self.ended_at = time.time()
             if self._engine is not None and self.failure is None and not self._stop.now.is_set():
-                self._engine.close()
+                self._engine.close(self._stop.now)
         finally:
             if self._engine is not None:
                 self._end_engine()
@@ -116,14 +121,23 @@ class Feeding:
         assert self._engine is not None
         if self._stop.is_near():
             return
-        while self._following and self._flight.tokens + len(self._following.token_ids) <= self._settings.in_flight_tokens:
+        while self._following and (not self._flight or self._flight.tokens + len(self._following.token_ids) <= self._settings.in_flight_tokens):
             self._depart(self._following)
-            self._following = next(self._requests, None)
+            self._following = self._next_unsuspected()
         if self._following is None and not self._flight:
             if self._flight.lost:
                 self._depart(self._flight.lost.pop())
             elif self._suspects:
-                self._depart(self._suspects.popleft())
+                least = min(self._suspects, key=lambda request: self.deaths[request.key])
+                self._suspects.remove(least)
+                self._depart(least)
+
+    def _next_unsuspected(self) -> Request | None:
+        for request in self._requests:
+            if not self.deaths[request.key]:
+                return request
+            self._suspects.append(request)
+        return None
 
     def _depart(self, request: Request) -> None:
         assert self._engine is not None
@@ -141,15 +155,19 @@ class Feeding:
             return
         say(f"the engine died with {len(taken)} samples\n{render_failure(failure)}")
         for request in taken:
-            self._deaths[request.key] += 1
-            if self._deaths[request.key] >= DEATHS_TO_FAIL:
-                self._flight.blame(request, {**failure, "notes": [*failure["notes"], f"this sample was with {DEATHS_TO_FAIL} engines that died"]})
+            self.deaths[request.key] += 1
+            if (deaths := self.deaths[request.key]) >= DEATHS_TO_FAIL:
+                self._flight.blame(request, {**failure, "notes": [*failure["notes"], f"this sample was with {deaths} engines that died"]})
             else:
                 self._suspects.append(request)
         if self._following or self._suspects or self._flight.lost:
             if self.loads > self._settings.engine_restarts:
-                self.failure = failure
-                say(f"the engine was started {self.loads} times; giving up (extraction.engine_restarts = {self._settings.engine_restarts})")
+                told = (
+                    f"the engine was started {self.loads} times (extraction.engine_restarts = {self._settings.engine_restarts}); "
+                    "the same command goes on with the samples that were with no engine that died, and with more restarts it gets further at once"
+                )
+                self.failure = {**failure, "notes": [*failure["notes"], told]}
+                say(f"giving up: {told}")
             else:
                 say(f"starting the engine again ({self.loads} of at most {self._settings.engine_restarts} times); the suspects come last, one at a time")
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from eagle3_data.engines.base import Extracted, Rejected, Request
-from eagle3_data.errors import describe_exception
+from eagle3_data.errors import NO_ROOM, SampleError, describe_exception
 from eagle3_data.extraction.committer import Committer, RejectionError, UnwrittenError
 from eagle3_data.extraction.outcomes import Outcomes
 from eagle3_data.progress import Progress
-
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Flight:
@@ -77,13 +74,17 @@ class Flight:
         return taken
 
     def fail(self, request: Request, failure: dict[str, Any]) -> None:
-        """Book a sample of this flight as failed."""
+        """Book a sample of this flight as failed. One that found no room on the disk has not failed: it is left for the next pass."""
         self.tokens -= len(request.token_ids)
-        self.blame(request, failure)
-
-    def blame(self, request: Request, failure: dict[str, Any]) -> None:
-        """Book a sample that is not in flight any more as failed."""
-        self._outcomes.failed(request.key, len(request.token_ids), failure)
-        self._progress.add(failed=1)
         if failure.get("errno") in NO_ROOM:
             self.no_room = failure
+        else:
+            self._book_failure(request, failure, own=failure["class"] == SampleError.__name__)
+
+    def blame(self, request: Request, failure: dict[str, Any]) -> None:
+        """Book a sample that is not in flight any more as failed, since engines died of it."""
+        self._book_failure(request, failure, own=True)
+
+    def _book_failure(self, request: Request, failure: dict[str, Any], own: bool) -> None:
+        self._outcomes.failed(request.key, len(request.token_ids), failure, own)
+        self._progress.add(failed=1)

@@ -15,6 +15,9 @@ from eagle3_data.records import find_json, write_json
 from eagle3_data.samples import SampleName
 
 COMPLETE, FAILED, NOT_REACHED = "complete", "failed", "not_reached"
+OWN_REMEDY = "where the sample itself is to blame: take it out of the data, or go on without it with extraction.max_failed_fraction"
+OTHER_REMEDY = "nothing is wrong with the sample: mend the cause and run the same command again"
+"""Where an engine's log does not tell a better one."""
 
 
 @dataclass
@@ -27,6 +30,8 @@ class BatchOutcome:
     failed: dict[str, str] = field(default_factory=dict)
     """Key of a failed sample → path of its failure record."""
     causes: Counter[str] = field(default_factory=Counter)
+    all_of_their_own: bool = True
+    """Whether nothing but the failed samples themselves is to blame."""
     left_out: bool = False
     """Whether the failed samples are knowingly gone without."""
 
@@ -103,12 +108,14 @@ class Outcomes:
             if outcome.state == COMPLETE:
                 self._write_record(batch, outcome)
 
-    def failed(self, key: str, tokens: int, failure: dict[str, Any]) -> None:
-        """Write a failure record for each batch the sample is in."""
+    def failed(self, key: str, tokens: int, failure: dict[str, Any], own: bool) -> None:
+        """Write a failure record for each batch the sample is in. `own`: the sample itself is to blame, not a disk or the engine."""
         self.failures += 1
+        failure = {**failure, "remedy": failure.get("remedy") or (OWN_REMEDY if own else OTHER_REMEDY)}
         for batch in self._batches_of.pop(key):
             outcome = self._batches[batch]
             outcome.waiting.discard(key)
+            outcome.all_of_their_own &= own
             outcome.causes[failure_headline(failure)] += 1
             path = self._paths.failure(batch, self._number, key)
             sample_id = next(sample.sample_id for sample in outcome.samples if sample.key == key)
@@ -118,9 +125,10 @@ class Outcomes:
             outcome.failed[key] = str(path)
 
     def finish(self, shared: dict[str, Any] | None) -> None:
-        """No more samples will come. `shared` is what ended the pass early, if something did."""
+        """No more samples will come. `shared` is what ended the pass early, if something did: then the next one tries failed samples again."""
         for batch, outcome in self._batches.items():
-            if outcome.failed and not outcome.waiting and len(outcome.failed) <= self._max_failed_fraction * len(outcome.samples):
+            may_be_left_out = outcome.all_of_their_own and not outcome.waiting and not shared
+            if outcome.failed and may_be_left_out and len(outcome.failed) <= self._max_failed_fraction * len(outcome.samples):
                 outcome.left_out = True
                 self._write_record(batch, outcome)
             elif outcome.failed:

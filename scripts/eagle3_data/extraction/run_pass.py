@@ -102,6 +102,8 @@ class PassRun:
         self._ready: Ready | None = None
         self._phase = "surveying"
         self._loads, self._missing, self._extraction_s = 0, 0, 0.0
+        self._deaths: dict[str, int] = {}
+        """With how many engines that died a sample was, in all passes so far."""
         self._started_at = time.time()
         self._extracting_since: float | None = None
         self._facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": identity.extraction_id, "engine_log": str(job.engine_log)}
@@ -113,7 +115,7 @@ class PassRun:
 
     def run(self) -> None:
         self._stop.listen()
-        if self._lease.acquire(self._stop.now):
+        if not self._stop.is_near() and self._lease.acquire(self._stop.now):
             try:
                 self._run_alone()
             finally:
@@ -128,7 +130,11 @@ class PassRun:
         write_json(self._store.directory / "identity.json", asdict(self._job.identity))
         if removed := self._store.clean_incoming(is_gone):
             say(f"removed the unfinished files of {removed} passes that were killed")
+        for batch in self._own_batches():
+            self._quarantine_rejected(batch)
         self._missing = self._survey()
+        for ledger in self._paths.read_ledgers():
+            self._deaths.update(ledger["deaths"])
         if not self._missing:
             say("every sample of this stripe is in the store already; the model is not loaded")
         elif not self._stop.is_near():
@@ -152,15 +158,17 @@ class PassRun:
 
     # ---- what there is to do
 
+    def _own_batches(self) -> list[str]:
+        return [batch for batch in sorted(self._batches) if stripe_of(batch, self._job.extraction.jobs) == self._job.stripe]
+
     def _survey(self) -> int:
         """Open every unfinished batch of the stripe; returns the number of samples to extract."""
         missing_samples = 0
-        for batch, entry in sorted(self._batches.items()):
-            if stripe_of(batch, self._job.extraction.jobs) != self._job.stripe:
-                continue
-            self._quarantine_rejected(batch)
+        stored = self._store.keys()
+        for batch in self._own_batches():
+            entry = self._batches[batch]
             names = self._sample_file.names(entry["row_group"])
-            missing = {name.key for name in names if not self._store.holds(name.key)}
+            missing = {name.key for name in names if name.key not in stored}
             fingerprint = self._job.identity.batch_fingerprint(entry["fingerprint"])
             if not missing and is_recorded(self._paths, batch, fingerprint):
                 self._outcomes.known_complete(batch, fingerprint, names)
@@ -212,9 +220,10 @@ class PassRun:
         self._phase = "loading"
         with ThreadPoolExecutor(COMMIT_THREADS, "commit") as pool, Progress("extraction", "samples", self._missing) as progress:
             flight = Flight(self._committer(), pool, self._outcomes, progress)
-            feeding = Feeding(lambda: EngineProcess(settings, job.engine_log), job.extraction, self._requests(incoming), flight, self._stop, self._on_ready)
+            requests, deaths = self._requests(incoming), self._deaths
+            feeding = Feeding(lambda: EngineProcess(settings, job.engine_log), job.extraction, requests, flight, self._stop, self._on_ready, deaths)
             feeding.run()
-        self._loads, self._failure = feeding.loads, feeding.failure
+        self._loads, self._failure, self._deaths = feeding.loads, feeding.failure, feeding.deaths
         if self._extracting_since is not None:
             self._extraction_s = feeding.ended_at - self._extracting_since
 
@@ -317,6 +326,7 @@ class PassRun:
                 "tokens_extracted": outcomes.tokens,
                 "written_bytes": outcomes.size_bytes,
                 "failure": self._failure,
+                "deaths": {key: number for key, number in self._deaths.items() if not self._store.holds(key)},
                 "batches": outcomes.batches(),
             },
         )

@@ -20,6 +20,8 @@ from eagle3_data.cli import say
 from eagle3_data.errors import Eagle3DataError, EngineError, StorageError, describe_situation
 
 LOOK_EVERY_S = 2.0
+SCHEDULER_S = 5.0
+"""How much earlier than it says SLURM may end a job."""
 SQUEUE_TIMEOUT_S = 20
 
 
@@ -40,7 +42,10 @@ class Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         os.write(2, f"{name} received: finished samples are kept, the rest is left for the next pass\n".encode())
-        self.failure = self.failure or describe_situation(EngineError, f"the pass was stopped by {name}")
+        told = f"the pass was stopped by {name}"
+        if self._end_at is not None and time.time() > self._end_at - SCHEDULER_S:
+            told += f": the job's walltime ended (extraction.stop_before_end_s = {self._before_end_s:g} was too short to stop by itself)"
+        self.failure = self.failure or describe_situation(EngineError, told)
         self.now.set()
 
     def is_near(self) -> bool:
