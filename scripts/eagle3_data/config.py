@@ -134,10 +134,18 @@ class Extraction(Section):
         "bfloat16", description="Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU."
     )
     tensor_parallel: int = Field(1, ge=1, description="Devices the model is split over.")
-    jobs: int = Field(1, ge=1, description="Independent jobs that share the batches, each with its own devices and its own copy of the model.")
+    jobs: int = Field(
+        1,
+        ge=1,
+        description="Independent jobs that share the batches, each with its own copy of the model. For a scheduler that gives each its own devices: "
+        "on one machine without one, they would all use the same.",
+    )
     store: str = Field("results/store", description="Directory of the content-addressed store; runs may share it.")
     in_flight_tokens: int = Field(
-        65_536, ge=1, description="Tokens handed to the engine and not yet committed; bounds host memory to this times the bytes of a token."
+        65_536,
+        ge=1,
+        description="Tokens handed to the engine and not yet committed; bounds host memory: a token's states are held up to four times (in the "
+        "worker, as it is written, in the page cache, as it is checked).",
     )
     write_timeout_s: float = Field(600, gt=0, description="How long a finished request's file may take to appear.")
     load_timeout_s: float = Field(7200, gt=0, description="How long the engine may take to load the model.")
