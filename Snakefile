@@ -2,7 +2,7 @@
 #
 #   snakemake --cores all extract     hidden states of every batch
 #   snakemake --cores all             ... validated and assembled as a training set
-#   snakemake status                  what is done, failed and pending (beside a run: python scripts/show_status.py)
+#   snakemake --cores 1 status        what is done, failed and pending (beside a run: python scripts/show_status.py)
 #
 # Each stage is one file in rules/, each rule one script of the same name in scripts/.
 
@@ -63,8 +63,9 @@ rule status:
         "envs/workflow.yaml"
     params:
         results=results_directory,
+        extraction_id=extraction_id,
     shell:
-        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --part table 2> {log:q}'
+        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --extraction-id {params.extraction_id:q} --part table 2> {log:q}'
 
 
 onsuccess:
@@ -72,4 +73,4 @@ onsuccess:
 
 
 onerror:
-    summarize()
+    summarize("--failed")

@@ -101,6 +101,11 @@ def pass_memory_mb(wildcards):
     return PLAN.pass_memory_mb()
 
 
-def summarize():
+def extraction_id(wildcards):
+    return PLAN.extraction_id()
+
+
+def summarize(*options):
     """What is done, what failed and why, and what to run next: the last lines a user reads."""
-    subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", "--results", RESULTS, "--part", "summary"], check=False)
+    told = ["--results", RESULTS, "--extraction-id", PLAN.extraction_id(), "--part", "summary"]
+    subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", *told, *options], check=False)

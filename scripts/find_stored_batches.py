@@ -2,6 +2,7 @@
 """Find the batches whose samples are all in the store already, whichever run put them there, and write their records. No engine."""
 
 import argparse
+import os
 from pathlib import Path
 
 from eagle3_data import cli
@@ -26,7 +27,7 @@ def main() -> None:
     identity = identify_extraction(TargetDescription.read(arguments.results / "target.json"), extraction)
     keys = Store(extraction.store, identity.extraction_id).keys()
     samples = SampleFile(arguments.results / "tokens/samples.parquet")
-    facts = {"pass": arguments.pass_number, "stripe": "stored", "extraction_id": identity.extraction_id}
+    facts = {"pass": arguments.pass_number, "stripe": "stored", "extraction_id": identity.extraction_id, "command": os.environ.get("EAGLE3_DATA_COMMAND")}
     paths = ExtractionPaths(arguments.results / "extraction")
     outcomes = Outcomes(paths, arguments.pass_number, facts, {})
     for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):

@@ -5,9 +5,11 @@ Snakemake's lock: it only reads records. Standard library only."""
 import argparse
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from eagle3_data import cli
+from eagle3_data.errors import InputError
 from eagle3_data.extraction.status import BatchStatus, RunStatus, describe_running
 
 SHOWN_CAUSES = 5
@@ -19,45 +21,76 @@ def main() -> None:
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory, results/<run>; its logs are in logs/<run>")
     parser.add_argument("--part", choices=["table", "summary", "both"], default="both", help="the table of batches, the summary, or both")
     parser.add_argument("--all", action="store_true", help=f"every batch in the table, not only up to {SHOWN_BATCHES} unfinished ones")
+    parser.add_argument("--extraction-id", help="what counts as extracted (Snakemake gives it, empty where there is none); by default the newest pass's")
+    parser.add_argument("--failed", action="store_true", help="the run of Snakemake that calls this has failed: say where to look, whatever the counts are")
     arguments = parser.parse_args()
-    logs = Path("logs") / arguments.results.name
-    status = RunStatus(arguments.results)
+    results: Path = arguments.results
+    status = RunStatus(results, arguments.extraction_id, arguments.failed)
+    if arguments.extraction_id is None and not results.is_dir() and not status.logs.is_dir():
+        raise InputError(f"there is no directory {results}; a run's results are in results/<run>, where Snakemake was called")
     if status.tokens is None:
-        if arguments.part != "summary":
-            print(f"{arguments.results}: nothing is tokenized yet; rules' logs are below {logs}")
+        if arguments.part != "summary" or arguments.failed:
+            print(f"{results}: nothing is tokenized yet; rules' logs are below {status.logs}")
+        if arguments.failed:
+            show_command(status)
         return
-    batches = status.batches()
     if arguments.part != "summary":
-        show_table(batches if arguments.all else [batch for batch in batches if not batch.is_done], arguments.all)
+        show_table(status.batches if arguments.all else [batch for batch in status.batches if not batch.is_done], arguments.all)
     if arguments.part != "table":
-        show_summary(arguments.results, logs, status, status.tokens, batches)
+        show_counts(results, status, status.tokens)
+        refusals = status.refusals()
+        # From another terminal, the counts may be those of an earlier configuration than the one that the check refused.
+        if arguments.failed or not all(batch.is_done for batch in status.batches) or (refusals and arguments.extraction_id is None):
+            show_causes(status, refusals, arguments.failed)
+            show_command(status)
 
 
-def show_summary(results: Path, logs: Path, status: RunStatus, tokens: dict[str, Any], batches: list[BatchStatus]) -> None:
-    """How many of how many, the distinct causes, where the logs are, and the command that goes on."""
-    done, validated = sum(batch.is_done for batch in batches), sum(batch.state == "validated" for batch in batches)
-    print(f"\n{results}: {done} of {len(batches)} batches extracted, {validated} validated")
+def show_counts(results: Path, status: RunStatus, tokens: dict[str, Any]) -> None:
+    """How many of how many, and what runs now."""
+    done, validated = sum(batch.is_done for batch in status.batches), sum(batch.state == "validated" for batch in status.batches)
+    print(f"\n{results}: {done} of {len(status.batches)} batches extracted, {validated} validated")
     print(f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens; {status.written_bytes / 2**30:.2f} GiB written in {status.passes} passes")
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens["dropped"].items()))
     if dropped:
         print(f"  dropped by tokenization: {dropped}")
-    if (results / "training_set/provenance.json").exists():
+    if status.has_training_set:
         print(f"  training set: {results}/training_set")
-    running = status.running()
-    for lease in running:
+    for lease in status.running():
         print(f"  running: {describe_running(lease)}")
-    if done == len(batches):
-        return
+
+
+def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
+    """The distinct causes, and the logs of the rules that met them."""
     causes = status.causes()
-    if status.passes or causes:
-        for cause, count in causes.most_common(SHOWN_CAUSES):
-            print(f"  {count} samples: {cause}")
-        rules = ["extract_pass", "extract_batch", *(["validate_batch"] if any(batch.state == "rejected" for batch in batches) else [])]
-        print(f"  logs: {', '.join(f'{logs}/{rule}' for rule in rules)}")
-    elif not running:
-        print(f"  no pass has ended yet; where a rule failed, its log below {logs} says why")
-    print("  once the cause is mended, this retries exactly what is missing:")
-    print(f"    {os.environ.get('EAGLE3_DATA_COMMAND', 'snakemake --cores all extract')}")
+    for line in refusals[:SHOWN_CAUSES]:
+        print(f"  {line}")
+    if lost := status.lost:
+        print(f"  {lost.told(status.logs)}")
+    for cause, count in causes.most_common(SHOWN_CAUSES):
+        print(f"  {count} samples: {cause}")
+    states = {batch.state for batch in status.batches}
+    logs = ["check_compatibility.log"] if refusals else []
+    if causes or lost:
+        logs += ["extract_pass", "extract_batch"]
+    past_extraction = failed and states <= {"extracted", "validated"}
+    if "rejected" in states or (past_extraction and "extracted" in states):
+        logs += ["validate_batch"]
+    if past_extraction and "extracted" not in states:
+        logs += ["assemble_training_set.log"]
+    if logs:
+        print(f"  logs: {', '.join(f'{status.logs}/{name}' for name in logs)}")
+    elif failed or not status.running():
+        print(f"  where a rule failed, its log below {status.logs} says why")
+
+
+def show_command(status: RunStatus) -> None:
+    """What goes on: the command that was given, as Snakemake tells it, or else the newest pass."""
+    if command := os.environ.get("EAGLE3_DATA_COMMAND") or status.command:
+        there = "" if status.directory == Path.cwd() else f"cd {quote(str(status.directory))} && "
+        print("  once the cause is mended, this retries exactly what is missing:")
+        print(f"    {there}{command}")
+    else:
+        print("  once the cause is mended, the command you started it with retries exactly what is missing")
     print("  (after a kill -9 of Snakemake itself, first: snakemake --unlock)")
 
 

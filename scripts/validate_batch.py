@@ -33,7 +33,8 @@ def main() -> None:
     samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
     verdict = validate_samples(samples, store, identity, target.hidden_size, read_head(Path(target.path)))
-    record = {"batch": arguments.batch, "extraction_id": identity.extraction_id, **verdict.as_record()}
+    fingerprint = identity.batch_fingerprint(entry["fingerprint"])
+    record = {"batch": arguments.batch, "fingerprint": fingerprint, "extraction_id": identity.extraction_id, **verdict.as_record()}
     if verdict.rejected:
         write_json(rejected_path(arguments.results, arguments.batch), record)
         names = {sample.key: sample.sample_id for sample in samples}

@@ -22,6 +22,11 @@ def hash_json(value: Any) -> str:
     return hash_bytes(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
+def batch_fingerprint(extraction_id: str, tokens_fingerprint: str) -> str:
+    """Identifies a batch's samples together with what is extracted of them."""
+    return hash_json([extraction_id, tokens_fingerprint])
+
+
 def sample_key(token_ids: Iterable[int]) -> str:
     """The content address of a sample: the hash of its token ids as little-endian int32."""
     ids = array("i", token_ids)

@@ -9,7 +9,7 @@ from typing import Any
 from eagle3_data import FORMAT_VERSION
 from eagle3_data.config import Extraction
 from eagle3_data.engines.base import CAPTURE_VERSION
-from eagle3_data.hashing import hash_json
+from eagle3_data.hashing import batch_fingerprint, hash_json
 from eagle3_data.layers import resolve_layers
 from eagle3_data.target import TargetDescription
 
@@ -40,7 +40,7 @@ class ExtractionIdentity:
 
     def batch_fingerprint(self, tokens_fingerprint: str) -> str:
         """Identifies a batch's samples together with what is extracted of them."""
-        return hash_json([self.extraction_id, tokens_fingerprint])
+        return batch_fingerprint(self.extraction_id, tokens_fingerprint)
 
 
 def identify_extraction(target: TargetDescription, extraction: Extraction) -> ExtractionIdentity:

@@ -34,6 +34,9 @@ class ExtractionPaths:
         """Batches that were complete in the store before a pass was needed: what the rule `find_stored_batches` makes."""
         return self.root / "passes" / number / "stored.json"
 
+    def stored_ledgers(self) -> list[Path]:
+        return sorted(self.root.glob("passes/[0-9]*/stored.json"))
+
     @property
     def running(self) -> Path:
         """Leases and progress of the passes that run now (`eagle3_data.extraction.lease`)."""

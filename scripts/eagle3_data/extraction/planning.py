@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.config import Config, Extraction
-from eagle3_data.errors import ConfigError
+from eagle3_data.errors import ConfigError, Eagle3DataError
 from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.extraction.paths import ExtractionPaths
@@ -50,8 +50,15 @@ class Plan:
         self.next_number = f"{1 + max(numbers, default=0):03d}"
         self.unsealed = _none_of(f"{path.parent.name}/{path.stem}" for path in self._paths.ledgers()) + r"\d\d\d+/\d+"
         """Pattern of the `<number>/<stripe>` of `<number>/<stripe>.json` that a rule may still make."""
-        self.unsealed_number = _none_of(f"{path.parent.name}/stored" for path in self._paths.root.glob("passes/*/stored.json")) + r"\d\d\d+"
+        self.unsealed_number = _none_of(f"{path.parent.name}/stored" for path in self._paths.stored_ledgers()) + r"\d\d\d+"
         """Pattern of the `<number>` of `<number>/stored.json` that a rule may still make."""
+
+    def extraction_id(self) -> str:
+        """Of what the configuration asks for now; empty where that cannot be told: impossible layer ids, a target not described."""
+        try:
+            return identify_extraction(TargetDescription.read(self._results / "target.json"), self._config.extraction).extraction_id
+        except Eagle3DataError:
+            return ""
 
     def view(self) -> TokensView:
         """The batches as they are now: tokenization may rewrite them while Snakemake runs."""

@@ -107,6 +107,7 @@ class PassRun:
         self._started_at = time.time()
         self._extracting_since: float | None = None
         self._facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": identity.extraction_id, "engine_log": str(job.engine_log)}
+        self._facts["command"] = os.environ.get("EAGLE3_DATA_COMMAND")
         self._failure_facts: dict[str, Any] = {"versions": _package_versions(), "retry": os.environ.get("EAGLE3_DATA_COMMAND")}
         self._outcomes = Outcomes(self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction)
         self._store.directory.mkdir(parents=True, exist_ok=True)
