@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from eagle3_data.states import file_checksum, open_states
-from integration.workflow import Workflow, wait_for
+from integration.fixtures import fast_config
+from integration.workflow import Workflow, conversation, wait_for, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -218,3 +219,24 @@ def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(fa
     (told,) = [line for line in refused.output.splitlines() if "10 samples: CompatibilityError" in line]
     assert "device-memory-short: each of 1 devices takes 11.6 MB of weights and has 2.1 MB; set extraction.tensor_parallel to 8" in told
     assert not fast.log("extract_pass/001/0.engine.log")
+
+
+def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command_go_on(tmp_path: Path, tiny_llama: Path) -> None:
+    """What the rule was making is there in the end, since its job outlives Snakemake, and Snakemake takes it for half a file."""
+    workflow = Workflow(tmp_path / "run", fast_config(tiny_llama))
+    workflow.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
+    write_jsonl(workflow.directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
+    for log, made in (
+        ("tokenize_dataset.log", "tokens/batches.json"),
+        ("validate_batch/00001.log", "validation/00001.json"),
+        ("assemble_training_set.log", "training_set/provenance.json"),
+    ):
+        snakemake = workflow.start("all")
+        wait_for((workflow.logs / log).exists)
+        snakemake.kill()
+        snakemake.communicate()
+        wait_for((workflow.results / made).exists)
+        assert workflow.run("--unlock").returncode == 0
+    run = workflow.run("all")
+    assert run.returncode == 0, run.output
+    assert sum(json.loads(path.read_text())["model_loads"] for path in workflow.results.glob("extraction/passes/*/0.json")) == 1
