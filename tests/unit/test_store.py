@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,12 @@ def test_a_record_is_replaced_whole_and_an_unreadable_one_is_named(tmp_path: Pat
     path.write_text('{"format_version": 99}')
     with pytest.raises(InputError, match="another format version"):
         read_json(path)
+
+
+def test_two_writers_of_one_record_with_the_same_process_number_do_not_take_each_others_unfinished_file(tmp_path: Path) -> None:
+    """Two nodes or containers may have the same process number; two threads always do."""
+    path = tmp_path / "record.json"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: write_json(path, {"number": number}), range(400)))
+    assert read_json(path)["number"] in range(400)
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
