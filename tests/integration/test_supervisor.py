@@ -81,6 +81,7 @@ def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflo
     ledgers = [json.loads(fast.ledger(number).read_text()) for number in ("001", "002")]
     assert [ledger["samples_extracted"] for ledger in ledgers] == [10, 0]
     assert [ledger["model_loads"] for ledger in ledgers] == [1, 0]
+    assert ledgers[0]["lease_wait_s"] < 1 < ledgers[1]["lease_wait_s"] < ledgers[1]["elapsed_s"]
     assert "another pass is extracting this run" in (fast.directory / "pass.log").read_text()
 
 

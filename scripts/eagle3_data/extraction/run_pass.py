@@ -101,7 +101,7 @@ class PassRun:
         self._failure: dict[str, Any] | None = None
         self._ready: Ready | None = None
         self._phase = "surveying"
-        self._loads, self._missing, self._extraction_s = 0, 0, 0.0
+        self._loads, self._missing, self._extraction_s, self._lease_wait_s = 0, 0, 0.0, 0.0
         self._started_at = time.time()
         self._extracting_since: float | None = None
         self._facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": identity.extraction_id, "engine_log": str(job.engine_log)}
@@ -113,7 +113,10 @@ class PassRun:
 
     def run(self) -> None:
         self._stop.listen()
-        if self._lease.acquire(self._stop.now):
+        asked_at = time.monotonic()
+        acquired = self._lease.acquire(self._stop.now)
+        self._lease_wait_s = time.monotonic() - asked_at
+        if acquired:
             try:
                 self._run_alone()
             finally:
@@ -309,6 +312,7 @@ class PassRun:
                 "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
                 "started_at": self._started_at,
                 "elapsed_s": time.time() - self._started_at,
+                "lease_wait_s": self._lease_wait_s,
                 "model_loads": self._loads,
                 "load_s": self._ready.load_s if self._ready else None,
                 "versions": self._ready.versions if self._ready else {},
