@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.states import file_checksum, open_states
+from eagle3_data.store import ABANDONED_S
 from integration.fixtures import fast_config
 from integration.workflow import Workflow, conversation, wait_for, write_jsonl
 
@@ -83,6 +86,43 @@ def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflo
     assert [ledger["model_loads"] for ledger in ledgers] == [1, 0]
     assert ledgers[0]["lease_wait_s"] < 1 < ledgers[1]["lease_wait_s"] < ledgers[1]["elapsed_s"]
     assert "another pass is extracting this run" in (fast.directory / "pass.log").read_text()
+
+
+def test_a_pass_that_stood_still_until_another_took_over_stops_when_it_goes_on(fast: Workflow) -> None:
+    fast.faults = {"sleep_s": 3.0}
+    frozen = fast.start_pass()
+    wait_for(lambda: len(fast.stored()) >= 1)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    other = fast.start_pass("002")
+    wait_for(lambda: any(lease["pass"] == "002" for path in fast.results.glob("extraction/running/*.json") if (lease := find_json(path))), 120)
+    os.kill(frozen.pid, signal.SIGCONT)
+    assert frozen.wait(20) == 0
+    assert other.poll() is None
+    assert "stood still for so long that another took over" in json.loads(fast.ledger("001").read_text())["failure"]["message"]
+    assert other.wait(60) == 0
+    last = json.loads(fast.ledger("002").read_text())
+    assert last["failure"] is None
+    assert {outcome["state"] for outcome in last["batches"].values()} == {"complete"}
+
+
+def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_living_one_writes_stays(fast: Workflow) -> None:
+    another = fast.copy(fast.directory.with_name("another"))
+    another.config["extraction"]["store"] = str(fast.directory / "results/store")
+    fast.faults = {"start_sleep_s": 15}
+    loading = fast.start_pass()
+    wait_for(lambda: list(fast.directory.glob("results/store/*/incoming/*/owner.json")))
+    (owner,) = fast.directory.glob("results/store/*/incoming/*/owner.json")
+    write_json(owner, {**read_json(owner), "kernel": "another machine's"})
+    dead = owner.parent.with_name("dead")
+    shutil.copytree(owner.parent, dead)
+    (dead / "states.safetensors.part").write_bytes(b"half")
+    for path in (owner, owner.parent, dead / "owner.json", dead / "states.safetensors.part", dead):
+        os.utime(path, (time.time() - ABANDONED_S - 5,) * 2)
+    wait_for(lambda: time.time() - owner.stat().st_mtime < 60)  # a beat, while the engine loads
+    another.run_pass()
+    assert (owner.exists(), dead.exists()) == (True, False)
+    assert loading.wait(60) == 0
+    assert len(fast.stored()) == 10
 
 
 def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
