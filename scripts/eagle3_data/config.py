@@ -148,7 +148,9 @@ class Extraction(Section):
     max_failed_fraction: float = Field(
         0, ge=0, lt=1, description="Share of a batch's samples that may fail: it is complete without them, and the training set's provenance lists them."
     )
-    engine_arguments: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the engine, for `vllm` those of `vllm.LLM`.")
+    engine_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the engine: of the vLLM engine those of `vllm.LLM`, the transformers engine takes none."
+    )
 
     @model_validator(mode="after")
     def _reserved_arguments(self) -> Self:
@@ -159,6 +161,16 @@ class Extraction(Section):
         }  # fmt: skip
         for name in reserved.keys() & self.engine_arguments.keys():
             raise ValueError(f"engine_arguments.{name} is set by the workflow; use {reserved[name]}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if self.engine.startswith("eagle3_data.engines.transformers:"):
+            if self.engine_arguments:
+                given = ", ".join(self.engine_arguments)
+                raise ValueError(f"the transformers engine takes no engine_arguments (given: {given}); leave them out, or use the vLLM engine")
+            if self.tensor_parallel > 1:
+                raise ValueError(f"the transformers engine uses one device, tensor_parallel is {self.tensor_parallel}; set it to 1, or use the vLLM engine")
         return self
 
 
