@@ -281,3 +281,16 @@ def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command
     run = workflow.run("all")
     assert run.returncode == 0, run.output
     assert sum(json.loads(path.read_text())["model_loads"] for path in workflow.results.glob("extraction/passes/*/0.json")) == 1
+
+
+def test_a_job_with_fewer_devices_than_the_model_is_split_over_loads_nothing(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler was asked for another number of devices than the configuration says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    fast.config["extraction"] |= {"engine": "eagle3_data.engines.vllm.engine:VllmEngine", "tensor_parallel": 4}
+    ledger = fast.run_pass()
+    assert (ledger["devices"], ledger["tensor_parallel"], ledger["model_loads"]) == ("0,1", 4, 0)
+    assert ledger["failure"]["class"] == "CompatibilityError"
+    told = "devices-too-few: this job has 2 devices and the model is split over 4"
+    assert ledger["failure"]["causes"][0].startswith(told)
+    assert told in (fast.directory / "pass.log").read_text()
+    assert not (fast.directory / "engine.log").exists()

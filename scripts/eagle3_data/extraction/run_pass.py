@@ -237,7 +237,7 @@ class PassRun:
         say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
 
     def _devices_suffice(self) -> bool:
-        """Whether this job's devices hold the target. Where compatibility was checked, there may have been none."""
+        """Whether this job's devices are enough and hold the target. Where compatibility was checked, there may have been none."""
         found = check_devices(self._job.description, self._job.extraction, self._job.compatibility)
         for finding in found.findings:
             say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}; {finding.remedy}")
@@ -318,6 +318,7 @@ class PassRun:
                 "host": socket.gethostname(),
                 "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
                 "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "tensor_parallel": job.extraction.tensor_parallel,
                 "started_at": self._started_at,
                 "elapsed_s": time.time() - self._started_at,
                 "lease_wait_s": self._lease_wait_s,
