@@ -3,6 +3,7 @@
 
 import argparse
 import shutil
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def main() -> None:
     for batch in (batch for batch, missing in left_out.items() if missing):
         counts.take_out(sample for sample in SampleFile(samples).samples(tokens["batches"][batch]["row_group"]) if sample.key in without)
 
-    building = arguments.output.with_name(f".{arguments.output.name}.part")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
+    for unfinished in arguments.output.parent.glob(f".{arguments.output.name}.*.part"):  # of a call that was killed; one that still runs ends with an error
+        shutil.rmtree(unfinished, ignore_errors=True)
+    building = Path(tempfile.mkdtemp(dir=arguments.output.parent, prefix=f".{arguments.output.name}.", suffix=".part"))
     rows = write_rows(samples, building, without)
     ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
     write_token_frequencies(counts.frequencies, building)

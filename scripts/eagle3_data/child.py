@@ -16,8 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3_data import PACKAGE_ROOT
+from eagle3_data.cli import say
 
 LIFELINE = "EAGLE3_DATA_LIFELINE_FD"
+DEATH_S = 20.0
+"""How long a killed process may take to be gone: well under the 30 s that SLURM leaves after SIGTERM, so that the ledger is still written."""
 
 
 class Child:
@@ -44,17 +47,27 @@ class Child:
 
     def end(self) -> str:
         """How the process ended, in words. It must be dead or dying."""
-        code = self.process.wait(timeout=10)
+        try:
+            code = self.process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            return f"did not end within {DEATH_S:g} s (process {self.process.pid})"
         if code < 0:
             name = signal.Signals(-code).name
             return f"was killed by {name}" + (" (often the kernel's out-of-memory killer)" if name == "SIGKILL" else "")
         return f"ended with exit code {code}"
 
     def kill(self) -> None:
-        """End the whole process group at once."""
+        """End the whole process group at once. A process that even SIGKILL does not end is left behind, and told."""
+        if self._lifeline.closed:  # it was ended before, and its number may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        try:
+            self.process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            say(
+                f"process {self.process.pid} is still there {DEATH_S:g} s after SIGKILL, and may keep its devices: it hangs in the kernel (driver, file system)"
+            )
         self._lifeline.close()
 
 

@@ -160,7 +160,9 @@ class Extraction(Section):
         description="Share of a batch's samples that may fail by their own fault: it is complete without them, and the training set's provenance lists "
         "them. A full disk, a write error, or whatever ends a pass early is not theirs: what it cost is retried.",
     )
-    engine_arguments: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the engine, for `vllm` those of `vllm.LLM`.")
+    engine_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the engine: of the vLLM engine those of `vllm.LLM`, the transformers engine takes none."
+    )
 
     @model_validator(mode="after")
     def _reserved_arguments(self) -> Self:
@@ -171,6 +173,16 @@ class Extraction(Section):
         }  # fmt: skip
         for name in reserved.keys() & self.engine_arguments.keys():
             raise ValueError(f"engine_arguments.{name} is set by the workflow; use {reserved[name]}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if self.engine.startswith("eagle3_data.engines.transformers:"):
+            if self.engine_arguments:
+                given = ", ".join(self.engine_arguments)
+                raise ValueError(f"the transformers engine takes no engine_arguments (given: {given}); leave them out, or use the vLLM engine")
+            if self.tensor_parallel > 1:
+                raise ValueError(f"the transformers engine uses one device, tensor_parallel is {self.tensor_parallel}; set it to 1, or use the vLLM engine")
         return self
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from eagle3_data.errors import InputError
 
 
 def write_json(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
-    """Write `record` so that a reader sees either the old file or the whole new one, also after a crash."""
+    """Write `record` so that a reader sees either the old file or the whole new one, also after a crash and with several writers."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # random: writers on two machines may have one process number
     try:
         with open(part, "w", encoding="utf-8") as file:
             json.dump({"format_version": FORMAT_VERSION, **record}, file, indent=1, sort_keys=True, ensure_ascii=False)

@@ -1,17 +1,19 @@
 """The content-addressed store: `<root>/<extraction_id>/<kk>/<key>.safetensors` and its sidecar `<key>.json`.
 
 A sample is in the store when both files are there. Commit order: the states are complete under a name below `incoming/`,
-checked, and forced to the disk; then the sidecar is written, forced to the disk and renamed; last the states are renamed
-into place. So a reader never sees a torn file, and a states file without a sidecar does not exist, whatever is killed and
+checked, and forced to the disk; then the sidecar is written beside them, forced to the disk and renamed into place; last the
+states are. So a reader never sees a torn file, and a states file without a sidecar does not exist, whatever is killed and
 whenever the power fails. Directories are not forced to the disk: after a power failure a sample may be absent, and is then
 extracted anew, but never torn. Two writers of one key: the first wins, the second's states are thrown away, since the
-sidecar holds the checksum of exactly one of them. Standard library only.
+sidecar holds the checksum of exactly one of them. What is unfinished lies in its writer's folder below `incoming/`, nowhere
+else, so what a killed writer left is found without a look at the shelves. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import time
@@ -22,7 +24,9 @@ from typing import Any
 from eagle3_data.records import find_json, read_json, write_json
 
 OWNER = "owner.json"
-"""In a writer's folder below `incoming/`: the process that writes there."""
+"""In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few seconds."""
+ABANDONED_S = 900.0
+"""What nobody has renewed for so long was left by a process that is gone, wherever it ran."""
 
 
 class Store:
@@ -44,15 +48,32 @@ class Store:
         write_json(directory / OWNER, owner)
         return directory
 
-    def clean_incoming(self, is_gone: Callable[[dict[str, Any]], bool]) -> int:
-        """Remove what writers left behind that are gone (killed); returns how many. Nothing of a living one is touched."""
-        removed = 0
-        for directory in self.directory.glob("incoming/*"):
+    def abandoned(self, is_alive: Callable[[dict[str, Any]], bool | None]) -> list[Path]:
+        """The folders below `incoming/` whose writer is gone. `is_alive` says of an owner whether it runs, or None if it cannot
+        tell; then the folder is abandoned if nothing in it has changed for ABANDONED_S, as one without an owner is."""
+        found, now = [], self.now()
+        for directory in sorted(self.directory.glob("incoming/*")):
             owner = find_json(directory / OWNER)
-            if owner is not None and is_gone(owner):
-                shutil.rmtree(directory, ignore_errors=True)
-                removed += 1
-        return removed
+            alive = None if owner is None else is_alive(owner)
+            if alive is False or (alive is None and now - last_change(directory) > ABANDONED_S):
+                found.append(directory)
+        return found
+
+    def clean_incoming(self, is_alive: Callable[[dict[str, Any]], bool | None]) -> int:
+        """Remove what writers left behind that are gone (killed); returns how many. Nothing of a living one is touched."""
+        removed = self.abandoned(is_alive)
+        for directory in removed:
+            shutil.rmtree(directory, ignore_errors=True)
+        return len(removed)
+
+    def now(self) -> float:
+        """The time by the clock that the store's files get theirs from, in seconds since the epoch: on a network file system it
+        is not this machine's. Minus infinity where it cannot be asked, so that nothing seems old."""
+        try:
+            os.utime(self.directory)  # takes no room on a full disk
+            return self.directory.stat().st_mtime
+        except OSError:
+            return -math.inf
 
     def holds(self, key: str) -> bool:
         return self.states_path(key).exists() and self.sidecar_path(key).exists()
@@ -77,7 +98,9 @@ class Store:
             if self.holds(key):
                 states.unlink()
                 return False
-            write_json(self.sidecar_path(key), {"key": key, "extraction_id": self.extraction_id, **sidecar})
+            record = states.with_suffix(".json")
+            write_json(record, {"key": key, "extraction_id": self.extraction_id, **sidecar})
+            os.replace(record, self.sidecar_path(key))
             os.replace(states, self.states_path(key))
             return True
 
@@ -106,3 +129,11 @@ class Store:
 def _keys_of(shelf: Path) -> set[str]:
     names = {entry.name for entry in os.scandir(shelf)}
     return {name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors") and f"{name.removesuffix('.safetensors')}.json" in names}
+
+
+def last_change(path: Path) -> float:
+    """Modification time of a file, or the newest in a directory; that of something that has just gone is infinitely new."""
+    try:
+        return max(inner.stat().st_mtime for inner in (path, *path.rglob("*")))
+    except FileNotFoundError:
+        return math.inf

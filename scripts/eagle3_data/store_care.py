@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import InputError, headline
-from eagle3_data.extraction.lease import is_live
+from eagle3_data.extraction.lease import is_alive, is_live
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.states import file_checksum
-from eagle3_data.store import Store
+from eagle3_data.store import ABANDONED_S, Store, last_change
 
 IDENTITY = "identity.json"
-SETTLED_S = 3600.0
-"""What is younger may belong to a writer at work."""
 DAY_S = 86400.0
 STATES, SIDECAR, PART = ".safetensors", ".json", ".part"
 
@@ -222,34 +220,24 @@ class Garbage:
 
 
 def find_garbage(store: Store, runs: Sequence[Run], quarantine_days: float) -> Iterator[Garbage]:
-    """What may go. Leftovers of writers only once they are an hour old."""
+    """What may go. Of a killed writer, what a pass would remove, too, and what it left among the samples once nobody can be at work on it."""
     needed = set().union(*(run.references(store.extraction_id) for run in runs))
     shelves = Shelves.of(store)
     for key in shelves.samples:
         if key not in needed:
             yield Garbage("no run refers to it", (shelves.states[key], shelves.sidecars[key]))
-    yield from _settled("sidecar without states", shelves.orphan_sidecars)
-    yield from _settled("states without a sidecar", shelves.orphan_states)
-    yield from _settled("unfinished record", shelves.parts)
-    yield from _settled("left behind by a writer", sorted(store.directory.glob("incoming/*")))
+    now = store.now()
+    for reason, paths in (
+        ("sidecar without states", shelves.orphan_sidecars),
+        ("states without a sidecar", shelves.orphan_states),
+        ("unfinished record", shelves.parts),
+    ):
+        yield from (Garbage(reason, (path,)) for path in paths if now - last_change(path) > ABANDONED_S)
+    yield from (Garbage("left behind by a writer", (directory,)) for directory in store.abandoned(is_alive))
     for reason_file in sorted(store.directory.glob("quarantine/*.reason.json")):  # written then; the sample's own files are older
-        if time.time() - _last_change(reason_file) > quarantine_days * DAY_S:
+        if time.time() - last_change(reason_file) > quarantine_days * DAY_S:
             sample = [reason_file.with_name(reason_file.name.removesuffix(".reason.json") + suffix) for suffix in (STATES, SIDECAR)]
             yield Garbage(f"quarantined more than {quarantine_days:g} days ago", (*(path for path in sample if path.exists()), reason_file))
-
-
-def _settled(reason: str, paths: Iterable[Path]) -> Iterator[Garbage]:
-    for path in paths:
-        if time.time() - _last_change(path) > SETTLED_S:
-            yield Garbage(reason, (path,))
-
-
-def _last_change(path: Path) -> float:
-    """Modification time of a file, or the newest in a directory; that of a file that has just gone is now."""
-    try:
-        return max(inner.stat().st_mtime for inner in (path, *path.rglob("*")))
-    except FileNotFoundError:
-        return time.time()
 
 
 def _size(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,8 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.states import file_checksum, open_states
-from integration.workflow import Workflow, wait_for
+from eagle3_data.store import ABANDONED_S
+from integration.fixtures import fast_config
+from integration.workflow import Workflow, conversation, wait_for, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +84,45 @@ def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflo
     ledgers = [json.loads(fast.ledger(number).read_text()) for number in ("001", "002")]
     assert [ledger["samples_extracted"] for ledger in ledgers] == [10, 0]
     assert [ledger["model_loads"] for ledger in ledgers] == [1, 0]
+    assert ledgers[0]["lease_wait_s"] < 1 < ledgers[1]["lease_wait_s"] < ledgers[1]["elapsed_s"]
     assert "another pass is extracting this run" in (fast.directory / "pass.log").read_text()
+
+
+def test_a_pass_that_stood_still_until_another_took_over_stops_when_it_goes_on(fast: Workflow) -> None:
+    fast.faults = {"sleep_s": 3.0}
+    frozen = fast.start_pass()
+    wait_for(lambda: len(fast.stored()) >= 1)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    other = fast.start_pass("002")
+    wait_for(lambda: any(lease["pass"] == "002" for path in fast.results.glob("extraction/running/*.json") if (lease := find_json(path))), 120)
+    os.kill(frozen.pid, signal.SIGCONT)
+    assert frozen.wait(20) == 0
+    assert other.poll() is None
+    assert "stood still for so long that another took over" in json.loads(fast.ledger("001").read_text())["failure"]["message"]
+    assert other.wait(60) == 0
+    last = json.loads(fast.ledger("002").read_text())
+    assert last["failure"] is None
+    assert {outcome["state"] for outcome in last["batches"].values()} == {"complete"}
+
+
+def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_living_one_writes_stays(fast: Workflow) -> None:
+    another = fast.copy(fast.directory.with_name("another"))
+    another.config["extraction"]["store"] = str(fast.directory / "results/store")
+    fast.faults = {"start_sleep_s": 15}
+    loading = fast.start_pass()
+    wait_for(lambda: list(fast.directory.glob("results/store/*/incoming/*/owner.json")))
+    (owner,) = fast.directory.glob("results/store/*/incoming/*/owner.json")
+    write_json(owner, {**read_json(owner), "kernel": "another machine's"})
+    dead = owner.parent.with_name("dead")
+    shutil.copytree(owner.parent, dead)
+    (dead / "states.safetensors.part").write_bytes(b"half")
+    for path in (owner, owner.parent, dead / "owner.json", dead / "states.safetensors.part", dead):
+        os.utime(path, (time.time() - ABANDONED_S - 5,) * 2)
+    wait_for(lambda: time.time() - owner.stat().st_mtime < 60)  # a beat, while the engine loads
+    another.run_pass()
+    assert (owner.exists(), dead.exists()) == (True, False)
+    assert loading.wait(60) == 0
+    assert len(fast.stored()) == 10
 
 
 def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +260,37 @@ def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(fa
     (told,) = [line for line in refused.output.splitlines() if "10 samples: CompatibilityError" in line]
     assert "device-memory-short: each of 1 devices takes 11.6 MB of weights and has 2.1 MB; set extraction.tensor_parallel to 8" in told
     assert not fast.log("extract_pass/001/0.engine.log")
+
+
+def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command_go_on(tmp_path: Path, tiny_llama: Path) -> None:
+    """What the rule was making is there in the end, since its job outlives Snakemake, and Snakemake takes it for half a file."""
+    workflow = Workflow(tmp_path / "run", fast_config(tiny_llama))
+    workflow.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
+    write_jsonl(workflow.directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
+    for log, made in (
+        ("tokenize_dataset.log", "tokens/batches.json"),
+        ("validate_batch/00001.log", "validation/00001.json"),
+        ("assemble_training_set.log", "training_set/provenance.json"),
+    ):
+        snakemake = workflow.start("all")
+        wait_for((workflow.logs / log).exists)
+        snakemake.kill()
+        snakemake.communicate()
+        wait_for((workflow.results / made).exists)
+        assert workflow.run("--unlock").returncode == 0
+    run = workflow.run("all")
+    assert run.returncode == 0, run.output
+    assert sum(json.loads(path.read_text())["model_loads"] for path in workflow.results.glob("extraction/passes/*/0.json")) == 1
+
+
+def test_a_job_with_fewer_devices_than_the_model_is_split_over_loads_nothing(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler was asked for another number of devices than the configuration says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    fast.config["extraction"] |= {"engine": "eagle3_data.engines.vllm.engine:VllmEngine", "tensor_parallel": 4}
+    ledger = fast.run_pass()
+    assert (ledger["devices"], ledger["tensor_parallel"], ledger["model_loads"]) == ("0,1", 4, 0)
+    assert ledger["failure"]["class"] == "CompatibilityError"
+    told = "devices-too-few: this job has 2 devices and the model is split over 4"
+    assert ledger["failure"]["causes"][0].startswith(told)
+    assert told in (fast.directory / "pass.log").read_text()
+    assert not (fast.directory / "engine.log").exists()

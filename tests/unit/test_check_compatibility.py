@@ -266,8 +266,7 @@ def test_the_engine_must_have_room_for_the_longest_sample_and_one_token_more(tmp
 
 
 def test_an_engine_that_is_not_vllm_is_not_judged_by_vllm(tmp_path, target, capsys):
-    engine = "eagle3_data.engines.transformers:TransformersEngine"
-    assert judge(tmp_path, capsys, extraction={"engine": engine, "tensor_parallel": 3})[0] is None
+    assert judge(tmp_path, capsys, extraction={"engine": "none:None", "tensor_parallel": 3})[0] is None
 
 
 # --- the tokenizer

@@ -23,6 +23,9 @@ def test_the_shortest_configuration_names_a_target_and_a_source() -> None:
         config.target.path = "other"  # type: ignore[misc]
 
 
+TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -32,6 +35,8 @@ def test_the_shortest_configuration_names_a_target_and_a_source() -> None:
         (changed(data={"sources": [{"path": "a", "layot": "x"}]}), "data.sources.0.layot: unknown key; did you mean `layout`?"),
         (changed(data={"sources": [{"path": "a.jsonl"}, {"path": "b/a.json"}]}), "two sources are named 'a'"),
         (changed(extraction={"engine_arguments": {"dtype": "half"}}), "engine_arguments.dtype is set by the workflow; use extraction.dtype"),
+        (changed(extraction={"engine": TRANSFORMERS, "engine_arguments": {"seed": 1}}), "the transformers engine takes no engine_arguments (given: seed)"),
+        (changed(extraction={"engine": TRANSFORMERS, "tensor_parallel": 8}), "the transformers engine uses one device, tensor_parallel is 8"),
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
         (changed(run="store"), "would share results/store"),
         (changed(run="../elsewhere"), "run: String should match pattern"),

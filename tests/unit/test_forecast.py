@@ -21,7 +21,7 @@ TARGET = TargetDescription("t", *KIMI, 61, 7168, 163_840, 262_144, "int4", KIMI_
 
 
 def ledger(load_s: float | None, extraction_s: float, tokens: int) -> dict[str, Any]:
-    return {"load_s": load_s, "extraction_s": extraction_s, "tokens_extracted": tokens, "elapsed_s": 7_000.0, "failure": None}
+    return {"load_s": load_s, "extraction_s": extraction_s, "tokens_extracted": tokens, "elapsed_s": 7_000.0, "lease_wait_s": 0.0, "failure": None}
 
 
 NOTHING_TO_DO = ledger(None, 0.0, 0)
@@ -54,6 +54,14 @@ def test_a_load_that_was_cut_short_asks_for_more_the_next_time() -> None:
     assert assumed.measured_by([killed]) == Pace(5_200.0, assumed.tokens_per_s)
     assert assumed.measured_by([killed, ledger(6_000.0, 0.0, 0)]) == Pace(6_000.0, assumed.tokens_per_s)
     assert walltime_min(0, assumed.measured_by([killed]), 0) > 5_200 / 60
+
+
+def test_waiting_for_another_pass_is_no_loading() -> None:
+    assumed = Pace.assumed(KIMI_BYTES)
+    waited = {**NOTHING_TO_DO, "elapsed_s": 36_000.0, "lease_wait_s": 36_000.0, "failure": {"class": "Stopped"}}
+    assert assumed.measured_by([waited]) == assumed
+    waited_and_killed = {**waited, "elapsed_s": 41_200.0}
+    assert assumed.measured_by([waited_and_killed]) == Pace(5_200.0, assumed.tokens_per_s)
 
 
 def test_host_memory_holds_what_is_in_flight_and_eight_workers() -> None:

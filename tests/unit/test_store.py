@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
 from eagle3_data.errors import InputError
 from eagle3_data.records import find_json, read_json, write_json
-from eagle3_data.store import Store
+from eagle3_data.store import ABANDONED_S, Store
 
 KEY = "ab" + 30 * "0"
 
@@ -46,7 +49,7 @@ def test_a_writer_killed_between_sidecar_and_rename_leaves_no_sample_and_a_later
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from eagle3_data.store import Store
+from eagle3_data.store import ABANDONED_S, Store
 replace = os.replace
 os.replace = lambda source, target: os.kill(os.getpid(), signal.SIGKILL) if str(target).endswith(".safetensors") else replace(source, target)
 store = Store({str(tmp_path)!r}, "id")
@@ -62,8 +65,61 @@ store.commit({KEY!r}, states, {{"greedy_token": 6}})
     committed(tmp_path)
     assert store.states_path(KEY).read_bytes() == b"states"
     assert store.read_sidecar(KEY)["greedy_token"] == 7
-    assert store.clean_incoming(lambda owner: owner["pid"] != 1) == 1, "the killed writer's folder, not the living one's"
+    assert store.clean_incoming(lambda owner: owner["pid"] == 1) == 1, "the killed writer's folder, not the living one's"
     assert [path.name for path in (tmp_path / "id/incoming").iterdir()] == ["w"]
+
+
+def make_old(*paths: Path, age_s: float = ABANDONED_S + 5) -> None:
+    for path in paths:
+        os.utime(path, (time.time() - age_s,) * 2)
+
+
+def unknown(owner: dict[str, Any]) -> None:
+    """Another machine's writer."""
+
+
+def test_a_writer_of_another_machine_is_gone_once_it_has_been_silent_for_long(tmp_path: Path) -> None:
+    store = Store(tmp_path, "id")
+    silent, renewing, writing = (store.open_incoming(name, {"pid": 1}) for name in ("silent", "renewing", "writing"))
+    (renewing / "x").touch()
+    make_old(*(directory / "owner.json" for directory in (silent, renewing, writing)), renewing / "x", silent, renewing, writing)
+    os.utime(renewing / "owner.json")
+    (writing / "canary").mkdir()
+    make_old(writing)
+    assert store.clean_incoming(unknown) == 1
+    assert sorted(path.name for path in silent.parent.iterdir()) == ["renewing", "writing"]
+
+
+def test_a_living_writer_of_this_machine_keeps_its_folder_however_long_it_stood_still(tmp_path: Path) -> None:
+    store = Store(tmp_path, "id")
+    stopped = store.open_incoming("stopped", {"pid": 1})
+    make_old(stopped / "owner.json", stopped)
+    assert store.clean_incoming(lambda owner: True) == 0
+
+
+def test_a_folder_without_an_owner_goes_when_it_is_old(tmp_path: Path) -> None:
+    store = Store(tmp_path, "id")
+    old, young = (store.directory / "incoming" / name for name in ("old", "young"))
+    old.mkdir(parents=True), young.mkdir()
+    make_old(old)
+    assert store.clean_incoming(unknown) == 1
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_age_is_told_by_the_clock_of_the_file_system_not_by_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, "id")
+    living = store.open_incoming("living", {"pid": 1})
+    monkeypatch.setattr(time, "time", lambda: 1e12)
+    assert store.clean_incoming(unknown) == 0
+    assert living.exists()
+
+
+def test_no_unfinished_file_is_ever_among_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: (moved.append(str(source)), replace(source, target))[1])
+    committed(tmp_path)
+    assert len(moved) == 4 and all("/id/incoming/w/" in source for source in moved)
 
 
 @pytest.mark.parametrize("gone", ["states_path", "sidecar_path"])
@@ -99,3 +155,12 @@ def test_a_record_is_replaced_whole_and_an_unreadable_one_is_named(tmp_path: Pat
     path.write_text('{"format_version": 99}')
     with pytest.raises(InputError, match="another format version"):
         read_json(path)
+
+
+def test_two_writers_of_one_record_with_the_same_process_number_do_not_take_each_others_unfinished_file(tmp_path: Path) -> None:
+    """Two nodes or containers may have the same process number; two threads always do."""
+    path = tmp_path / "record.json"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: write_json(path, {"number": number}), range(400)))
+    assert read_json(path)["number"] in range(400)
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data.extraction.identity import ExtractionIdentity
+from eagle3_data.extraction.lease import this_process
 from eagle3_data.records import write_json
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
@@ -186,9 +187,13 @@ def test_leftovers_go_once_no_writer_can_be_at_work(place):
     for directory in (old, young):
         directory.mkdir(parents=True)
         (directory / "states.part").touch()
-    assert place.garbage() == set()
-    for path in (place.store.sidecar_path(KEYS[0]), place.store.states_path(KEYS[2]), part, old, old / "states.part", young):
-        make_old(path, 3700)
+    living = place.store.open_incoming("living", this_process()) / "owner.json"
+    killed = place.store.open_incoming("killed", {**this_process(), "pid_started": "1"})
+    assert place.garbage("--delete") == {"killed: left behind by a writer"}, "a process that is gone is gone at once"
+    assert not killed.exists()
+    for path in (place.store.sidecar_path(KEYS[0]), place.store.states_path(KEYS[2]), part, old, old / "states.part", young, living, living.parent):
+        make_old(path, 1000)
+    assert place.store.now() - living.stat().st_mtime > 900, "its own process tells that it lives"
     expected = {
         f"{KEYS[0]}.json: sidecar without states",
         f"{KEYS[2]}.safetensors: states without a sidecar",
@@ -196,7 +201,7 @@ def test_leftovers_go_once_no_writer_can_be_at_work(place):
         "old: left behind by a writer",
     }
     assert place.garbage("--delete") == expected
-    assert not old.exists() and young.exists()
+    assert not old.exists() and young.exists() and living.exists()
     assert place.store.keys() == {KEYS[3]}
 
 

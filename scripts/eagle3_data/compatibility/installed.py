@@ -62,10 +62,12 @@ def check(
 
 
 def check_devices(target: TargetDescription, extraction: Extraction, compatibility: Compatibility) -> Findings:
-    """What only the machine that loads the target can tell: whether its own devices hold the weights."""
-    on_devices = extraction.engine.startswith(VLLM_ENGINES)
-    findings = arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, arithmetic.device_memory()) if on_devices else []
-    return Findings(accept(findings, compatibility.allow))
+    """What only the job that loads the target can tell: whether its own devices are enough and hold the weights."""
+    if not extraction.engine.startswith(VLLM_ENGINES):
+        return Findings(())
+    findings = arithmetic.check_device_count(extraction.tensor_parallel, arithmetic.given_devices())
+    findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, arithmetic.device_memory())
+    return Findings(in_order(accept(findings, compatibility.allow)))
 
 
 def device_bytes(compatibility: Compatibility) -> int | None:

@@ -42,10 +42,10 @@ class Pace:
 
     def measured_by(self, ledgers: Iterable[dict[str, Any]]) -> Pace:
         """The slowest load and the mean rate in `ledgers`, and this pace where they do not tell. A pass that failed before its
-        model was loaded says how long a load takes at least."""
+        model was loaded says how long a load takes at least; waiting for another pass is no part of it."""
         known = list(ledgers)
         loads = [ledger["load_s"] for ledger in known if ledger["load_s"] is not None]
-        cut_short = [ledger["elapsed_s"] for ledger in known if ledger["load_s"] is None and ledger["failure"]]
+        cut_short = [ledger["elapsed_s"] - ledger["lease_wait_s"] for ledger in known if ledger["load_s"] is None and ledger["failure"]]
         tokens, seconds = sum(ledger["tokens_extracted"] for ledger in known), sum(ledger["extraction_s"] for ledger in known)
         return Pace(max([*(loads or [self.load_s]), *cut_short]), tokens / max(seconds, 1e-9) if tokens else self.tokens_per_s)
 

@@ -3,7 +3,8 @@
 A pass that extracts keeps `extraction/running/<stripe>-of-<jobs>.json` and renews it every few seconds: who it is (host,
 process, SLURM job) and how far it has come. A second pass that meets a live lease waits, and then finds the work done: so
 a Snakemake that was killed and started again never loads the model beside the job that still runs. A lease is dead when
-its process is gone from this machine, or when it has not changed for a minute by the watcher's own clock.
+its process is gone from this machine, or when it has not changed for a minute by the watcher's own clock. A pass that only
+stood still for so long (SIGSTOP, a file system that hung) and goes on finds another's lease at its next beat, and stops.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from eagle3_data.cli import say
 from eagle3_data.records import find_json, write_json
+from eagle3_data.store import ABANDONED_S
 
 BEAT_S = 5.0
 SILENT_S = 60.0
@@ -37,9 +39,15 @@ def this_process() -> dict[str, Any]:
     }
 
 
+def is_alive(process: dict[str, Any]) -> bool | None:
+    """Whether the process of a record still runs; None where it cannot be told from here: it ran on another machine, before
+    this one was started, or in another container."""
+    return _start_time(process["pid"]) == process["pid_started"] if process.get("kernel") == _kernel() else None
+
+
 def is_gone(process: dict[str, Any]) -> bool:
     """Whether the process of a record ran on this machine and does not any more."""
-    return process.get("kernel") == _kernel() and _start_time(process["pid"]) != process["pid_started"]
+    return is_alive(process) is False
 
 
 def is_live(path: Path, record: dict[str, Any]) -> bool:
@@ -65,11 +73,13 @@ def _start_time(pid: int) -> str | None:
 
 
 class Lease:
-    """The right to extract one stripe. `describe` is asked at every beat for what others may know of the pass."""
+    """The right to extract one stripe. `describe` is asked at every beat for what others may know of the pass; `on_loss` is
+    called, in another thread, once the lease turns out to be another's."""
 
-    def __init__(self, directory: Path, stripe: int, jobs: int, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, directory: Path, stripe: int, jobs: int, describe: Callable[[], dict[str, Any]], on_loss: Callable[[], None]) -> None:
         self._directory, self._name, self._jobs = directory, f"{stripe}-of-{jobs}.json", jobs
-        self._describe = describe
+        self._describe, self._on_loss = describe, on_loss
+        self._renewed: Path | None = None
         self._token = secrets.token_hex(8)
         self._beats = 0
         self._over = threading.Event()
@@ -86,6 +96,7 @@ class Lease:
         while not stop.is_set():
             holder = self._living_rival(seen)
             if holder is None and self._take():
+                self._clean()
                 self._thread = threading.Thread(target=self._beat, daemon=True)
                 self._thread.start()
                 return True
@@ -95,6 +106,10 @@ class Lease:
                 told = True
             stop.wait(POLL_S)
         return False
+
+    def renew_also(self, path: Path) -> None:
+        """From now on, every beat sets the time of this file, too: the sign of life of a writer to the store."""
+        self._renewed = path
 
     def release(self) -> None:
         self._over.set()
@@ -150,8 +165,27 @@ class Lease:
         record = find_json(self.path)
         return record is not None and record["token"] == self._token
 
+    def _clean(self) -> None:
+        """Remove unfinished files of processes that were killed; our lease, just written, tells the file system's time."""
+        with contextlib.suppress(OSError):
+            now = self.path.stat().st_mtime
+            for path in self._directory.glob(".*"):
+                if now - path.stat().st_mtime > ABANDONED_S:
+                    path.unlink(missing_ok=True)
+
     def _beat(self) -> None:
+        absent = 0
         while not self._over.wait(BEAT_S):
+            if self._renewed is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(self._renewed)
             with contextlib.suppress(OSError):  # a full disk: it beats again when there is room
-                if self._is_ours():
+                record = find_json(self.path)
+                if record is not None and record["token"] == self._token:
                     write_json(self.path, self._record())
+                    absent = 0
+                    continue
+                absent += record is None and not self.path.exists()
+                if record is not None or absent > 1:  # absent at one beat only: `_bury` puts back what it took in error
+                    self._on_loss()
+                    return

@@ -25,13 +25,13 @@ from eagle3_data.compatibility.installed import check_devices
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.engines.base import EngineSettings, Ready, Request
-from eagle3_data.errors import CompatibilityError, describe_situation, render_failure
+from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
 from eagle3_data.extraction.committer import Committer, Expected
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.extraction.feeding import Feeding
 from eagle3_data.extraction.flight import Flight
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
-from eagle3_data.extraction.lease import Lease, is_gone, this_process
+from eagle3_data.extraction.lease import Lease, is_alive, this_process
 from eagle3_data.extraction.outcomes import Outcomes, is_recorded, rejected_path
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import stripe_of
@@ -40,7 +40,7 @@ from eagle3_data.hashing import hash_bytes, hash_json
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.samples import SampleFile
-from eagle3_data.store import Store
+from eagle3_data.store import OWNER, Store
 from eagle3_data.target import TargetDescription
 
 COMMIT_THREADS = 4
@@ -101,7 +101,7 @@ class PassRun:
         self._failure: dict[str, Any] | None = None
         self._ready: Ready | None = None
         self._phase = "surveying"
-        self._loads, self._missing, self._extraction_s = 0, 0, 0.0
+        self._loads, self._missing, self._extraction_s, self._lease_wait_s = 0, 0, 0.0, 0.0
         self._deaths: dict[str, int] = {}
         """With how many engines that died a sample was, in all passes so far."""
         self._started_at = time.time()
@@ -112,11 +112,14 @@ class PassRun:
         self._outcomes = Outcomes(self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction)
         self._store.directory.mkdir(parents=True, exist_ok=True)
         self._stop = Stop(self._store.directory, extraction.disk_reserve_gib * 2**30, extraction.stop_before_end_s)
-        self._lease = Lease(self._paths.running, job.stripe, extraction.jobs, self._describe)
+        self._lease = Lease(self._paths.running, job.stripe, extraction.jobs, self._describe, self._on_loss)
 
     def run(self) -> None:
         self._stop.listen()
-        if not self._stop.is_near() and self._lease.acquire(self._stop.now):
+        asked_at = time.monotonic()
+        acquired = not self._stop.is_near() and self._lease.acquire(self._stop.now)
+        self._lease_wait_s = time.monotonic() - asked_at
+        if acquired:
             try:
                 self._run_alone()
             finally:
@@ -129,7 +132,7 @@ class PassRun:
 
     def _run_alone(self) -> None:
         write_json(self._store.directory / "identity.json", asdict(self._job.identity))
-        if removed := self._store.clean_incoming(is_gone):
+        if removed := self._store.clean_incoming(is_alive):
             say(f"removed the unfinished files of {removed} passes that were killed")
         for batch in self._own_batches():
             self._quarantine_rejected(batch)
@@ -140,6 +143,13 @@ class PassRun:
             say("every sample of this stripe is in the store already; the model is not loaded")
         elif not self._stop.is_near():
             self._extract()
+
+    def _on_loss(self) -> None:
+        """Another pass took over, since this one had stood still: it extracts what is missing, so nothing is worth waiting for."""
+        say("this pass stood still for so long that another took its lease; stopping")
+        told = "the pass stood still for so long that another took over; what is finished is kept, the other goes on"
+        self._stop.failure = self._stop.failure or describe_situation(EngineError, told)
+        self._stop.now.set()
 
     def _describe(self) -> dict[str, Any]:
         """What others may know of this pass while it runs."""
@@ -208,6 +218,7 @@ class PassRun:
         job = self._job
         writer = f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"  # runs of one name may share a store
         incoming = self._store.open_incoming(writer, this_process())
+        self._lease.renew_also(incoming / OWNER)
         say(f"{self._missing} samples to extract from {job.target.path}, layers {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}")
         try:
             if self._devices_suffice() and (job.compatibility.canary == "off" or self._canary_passes(incoming / "canary")):
@@ -236,7 +247,7 @@ class PassRun:
         say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
 
     def _devices_suffice(self) -> bool:
-        """Whether this job's devices hold the target. Where compatibility was checked, there may have been none."""
+        """Whether this job's devices are enough and hold the target. Where compatibility was checked, there may have been none."""
         found = check_devices(self._job.description, self._job.extraction, self._job.compatibility)
         for finding in found.findings:
             say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}; {finding.remedy}")
@@ -317,8 +328,10 @@ class PassRun:
                 "host": socket.gethostname(),
                 "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
                 "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "tensor_parallel": job.extraction.tensor_parallel,
                 "started_at": self._started_at,
                 "elapsed_s": time.time() - self._started_at,
+                "lease_wait_s": self._lease_wait_s,
                 "model_loads": self._loads,
                 "load_s": self._ready.load_s if self._ready else None,
                 "versions": self._ready.versions if self._ready else {},
