@@ -137,8 +137,8 @@ class Extraction(Section):
     jobs: int = Field(
         1,
         ge=1,
-        description="Independent jobs that share the batches, each with its own copy of the model. For a scheduler that gives each its own devices: "
-        "on one machine without one, they would all use the same.",
+        description="Independent jobs that share the batches, each with its own devices and its own copy of the model. On one machine a small model "
+        "is extracted faster by several jobs than by one that is split over all devices.",
     )
     store: str = Field("results/store", description="Directory of the content-addressed store; runs may share it.")
     in_flight_tokens: int = Field(

@@ -135,13 +135,28 @@ def test_a_single_batch_as_target_runs_one_pass_whose_work_the_others_use(fast: 
     assert rest.gates == ["00000", "00001", "00002", "00004"]
 
 
-def test_two_jobs_share_a_pass_and_each_loads_once(fast: Workflow) -> None:
+def test_two_jobs_share_a_pass_and_each_loads_once_on_devices_of_its_own(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
     fast.config["extraction"]["jobs"] = 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     run = fast.run("extract")
     assert run.returncode == 0, run.output
     assert sorted(run.passes) == ["001/0", "001/1"]
     assert [sorted(ledger["batches"]) for _, ledger in sorted(run.passes.items())] == [["00000", "00002", "00004"], ["00001", "00003"]]
     assert all(ledger["model_loads"] == 1 for ledger in run.passes.values())
+    assert [ledger["devices"] for _, ledger in sorted(run.passes.items())] == ["4", "5"]
+
+
+def test_a_job_whose_engine_dies_disturbs_no_other_and_alone_is_done_again(fast: Workflow) -> None:
+    fast.config["extraction"] |= {"jobs": 2, "engine_restarts": 0}
+    fast.faults = {"kill": fast.keys("00001")}
+    run = fast.run("extract")
+    assert run.returncode != 0
+    assert [bool(ledger["failure"]) for _, ledger in sorted(run.passes.items())] == [False, True]
+    assert {"00000", "00002", "00004"} <= set(fast.targets())
+    fast.faults = {}
+    mended = fast.run("extract")
+    assert mended.returncode == 0, mended.output
+    assert list(mended.passes) == ["002/1"]
 
 
 def test_an_engine_that_does_not_start_fails_every_batch_for_one_recorded_cause(fast: Workflow) -> None:

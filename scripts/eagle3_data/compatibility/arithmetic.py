@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,31 +115,15 @@ def check_device_memory(weights_bytes: int, tensor_parallel: int, device_bytes: 
     return [Finding("device-memory-short", "fail" if level == "fail" else "warn", title, "extraction.tensor_parallel", remedy=remedy)]
 
 
-def check_device_count(tensor_parallel: int, given: int | None) -> list[Finding]:
-    """Whether a job was given as many devices as the model is split over. None: not told (vLLM counts those of the machine)."""
-    if given is None or given == tensor_parallel:
+def check_device_count(tensor_parallel: int, given: int) -> list[Finding]:
+    """Whether a job was given as many devices as the model is split over. 0: not told (vLLM counts those of the machine)."""
+    if given in (0, tensor_parallel):
         return []
     title = f"this job has {given} devices and the model is split over {tensor_parallel}"
     remedy = "ask the scheduler for as many (`gpu` of extract_pass in profiles/slurm/config.yaml) as extraction.tensor_parallel says"
     if given < tensor_parallel:
         return [Finding("devices-too-few", "fail", title, "extraction.tensor_parallel", remedy=remedy)]
     return [Finding("devices-idle", "warn", f"{title}: {given - tensor_parallel} of them are idle", "extraction.tensor_parallel", remedy=remedy)]
-
-
-def given_devices() -> int | None:
-    """How many devices CUDA_VISIBLE_DEVICES gives to this process; None where it does not say, or hides all from a run on the CPU."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return sum(name.strip() not in ("", "-1", "NoDevFiles") for name in names) or None
-
-
-def device_memory() -> int | None:
-    """Bytes of the smallest GPU of this machine, None where there is none: the check often runs on a machine without."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-        return min(int(line) << 20 for line in told.stdout.split())
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
 
 
 def existing_parent(path: Path) -> Path:

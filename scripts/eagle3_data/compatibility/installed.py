@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from eagle3_data import devices
 from eagle3_data.compatibility import arithmetic, versions
 from eagle3_data.compatibility.client import Client, client_of_tree, open_client
 from eagle3_data.compatibility.findings import Finding, Findings, accept, in_order
@@ -65,8 +66,8 @@ def check_devices(target: TargetDescription, extraction: Extraction, compatibili
     """What only the job that loads the target can tell: whether its own devices are enough and hold the weights."""
     if not extraction.engine.startswith(VLLM_ENGINES):
         return Findings(())
-    findings = arithmetic.check_device_count(extraction.tensor_parallel, arithmetic.given_devices())
-    findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, arithmetic.device_memory())
+    findings = arithmetic.check_device_count(extraction.tensor_parallel, len(devices.given_devices()))
+    findings += arithmetic.check_device_memory(target.weights_bytes, extraction.tensor_parallel, devices.smallest_memory())
     return Findings(in_order(accept(findings, compatibility.allow)))
 
 
@@ -74,7 +75,7 @@ def device_bytes(compatibility: Compatibility) -> int | None:
     """Memory of one device as configured, else of this machine's smallest; None where neither is known."""
     if compatibility.device_memory_gib is not None:
         return int(compatibility.device_memory_gib * (1 << 30))
-    return arithmetic.device_memory()
+    return devices.smallest_memory()
 
 
 def check_vllm(tree: SourceTree, target: TargetDescription, layers: tuple[int, ...], extraction: Extraction, longest: int) -> list[Finding]:

@@ -24,6 +24,7 @@ from eagle3_data.cli import say
 from eagle3_data.compatibility.installed import check_devices
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
+from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
 from eagle3_data.extraction.committer import Committer, Expected
@@ -116,6 +117,7 @@ class PassRun:
 
     def run(self) -> None:
         self._stop.listen()
+        take_own_devices(self._job.stripe, self._job.extraction.jobs, self._job.extraction.tensor_parallel)
         asked_at = time.monotonic()
         acquired = not self._stop.is_near() and self._lease.acquire(self._stop.now)
         self._lease_wait_s = time.monotonic() - asked_at
