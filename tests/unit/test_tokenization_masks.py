@@ -139,6 +139,14 @@ def test_a_scaffold_on_a_line_of_its_own_is_not_trained():
     assert Tiny("role_tokens").shown(*REASONED).endswith("<|User|>\n3+3?<|Assistant|>⟦\n<think>Three and three.</think>\nSix.⟧")
 
 
+@pytest.mark.parametrize(
+    ("template", "before"), [("reasoning_stripped", "<think>\n\n</think>\n\n"), ("im_middle_thinking", "</think>"), ("role_tokens", "<think></think>\n")]
+)
+def test_space_behind_a_scaffold_is_trained_if_the_assistant_wrote_it(template, before):
+    assert f"{before}⟦\n\n  Hello!" in Tiny(template).shown(*talk("Hi", "\n\n  Hello!"))
+    assert f"{before}⟦Hello!" in Tiny(template).shown(*talk("Hi", "Hello!"))
+
+
 def test_a_header_does_not_end_inside_a_token():
     template = Tiny("inline_reasoning", template_arguments={"closed": True}).tokenizer.template
     assert (template.header, template.header_rest) == ("<|Assistant|>", "<think>\n")

@@ -12,6 +12,7 @@ REASONS = {
     "no-assistant-turn": "there is no turn of the assistant to train on",
     "template-refused": "the target's chat template raised an error",
     "history-rewritten": "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be proved",
+    "unclear-turn": "which part of the formatted text is the assistant's cannot be told for certain",
     "text-mismatch": "the trained tokens would not read as the assistant's text",
     "outside-vocabulary": "a token id that the target model has no embedding for",
     "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",

@@ -102,11 +102,7 @@ class RowTokenizer:
         if trained == "all":
             encoded = self._encoder.encode(text, [(0, len(text))])
         else:
-            template, locator = self._templating("the assistant's turns in a text are found by it", ", or set the source's `trained: all`")
-            if not template.header:
-                raise InputError(
-                    "the chat template has no text that opens every turn of the assistant, so turns cannot be found in a text; set the source's `trained: all`"
-                )
+            _, locator = self._templating("the assistant's turns in a text are found by it", ", or set the source's `trained: all`")
             rendering = locator.locate_in_text(text)
             if not rendering.spans:
                 raise DropError(

@@ -1,0 +1,203 @@
+"""The assistant's turns in a text to which the chat template has been applied already.
+
+Such a text does not say who wrote what; only the template's own syntax does. Made-up conversations teach what opens the turns of
+each speaker and what closes them. A turn is the assistant's if its header stands where a turn may begin, and it ends with its
+end token, behind which nothing but the next turn follows. Where the template has no end token, it ends where another speaker's
+turn opens exactly as the template opens it. Whatever fits neither is no guess but a reason to drop the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import NoReturn
+
+from eagle3_data.errors import InputError
+from eagle3_data.tokenization.call_style import Message
+from eagle3_data.tokenization.reasoning import skip_space
+from eagle3_data.tokenization.rows import DropError
+from eagle3_data.tokenization.spans import CALLING, Span, common_prefix_length
+from eagle3_data.tokenization.template import ANSWER, MARK, NEXT_MARK, USER, ChatTemplate
+
+REACH = 256
+"""Characters before a header in which the end of the turn before it is looked for: more than any template's closing is long."""
+
+NAMES = (None, "f", "g")
+"""Of a speaker. What his turns open with whatever his name is what the openings for these have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What opens a turn. `marker` is the part of `text` that is looked for, `offset` where it lies in it."""
+
+    text: str
+    marker: str
+    offset: int
+
+    def start(self, text: str, position: int) -> int | None:
+        """Where it starts if its marker stands at `position` of `text` and the rest of it around that."""
+        start = position - self.offset
+        return start if start >= 0 and text.startswith(self.text, start) else None
+
+
+class FormattedTurns:
+    """Finds the assistant's turns in formatted texts of one template."""
+
+    def __init__(self, template: ChatTemplate, start_of_answer: Callable[[str, int], int]) -> None:
+        """`start_of_answer` tells from the end of a header where the answer behind it begins.
+
+        Raises InputError if the template does not say where a turn begins or ends.
+        """
+        self._template = template
+        self._start_of_answer = start_of_answer
+        if not template.header.strip():
+            raise InputError(
+                "the chat template has no text that opens every turn of the assistant, so turns cannot be found in a text; set the source's `trained: all`"
+            )
+        self._ending = template.attempt(USER, ANSWER).partition(MARK)[2]
+        openings, self._closing = self._learn_openings()
+        self._has_end_token = bool(template.stop_at(self._closing, skip_space(self._closing, 0)))
+        if not self._has_end_token and not all(map(str.strip, openings)):
+            raise InputError(
+                "the chat template closes no turn of the assistant, and what follows one may be opened by nothing, so turns' ends cannot be found "
+                "in a text; set the source's `trained: all`"
+            )
+        self._header = self._opening(template.header)
+        self._openings = [self._opening(text) for text in dict.fromkeys(openings) if text.strip()]
+        markers = sorted({self._header.marker, *(opening.marker for opening in self._openings)}, key=len, reverse=True)
+        self._marker = re.compile("|".join(map(re.escape, markers)))
+        self._preambles = [self._opening(text) for text in dict.fromkeys(self._learn_preambles())]
+        self._closings = tuple(dict.fromkeys(self._learn_closings()))
+        harmless = [re.escape(stop) for stop in template.stops if stop not in template.closers]
+        self._nothing = re.compile("|".join((r"\s", *harmless)) if harmless else r"\s")
+
+    def locate(self, text: str) -> tuple[Span, ...]:
+        """The turns in which the assistant says something, in order. Raises DropError("unclear-turn") where one cannot be told for certain."""
+        spans = []
+        markers = [found.start() for found in self._marker.finditer(text)]
+        behind = 0
+        for position, following in zip(markers, [*markers, None][1:], strict=True):
+            if position < behind:
+                continue  # a part of the opening before it
+            start = self._header.start(text, position)
+            if start is not None:
+                if not self._may_begin(text, start):
+                    _unclear(text, start, "the assistant's header stands inside another turn")
+                behind = self._start_of_answer(text, start + len(self._header.text))
+                spans.append(self._last(text, behind) if following is None else self._inner(text, behind, following))
+            elif all(opening.start(text, position) is None for opening in (*self._openings, *self._preambles)):
+                _unclear(text, position, "a turn is opened as the chat template opens none")
+        return tuple(span for span in spans if text[span.start : span.stop].strip() not in ("", self._template.lead.strip()))
+
+    def _may_begin(self, text: str, start: int) -> bool:
+        """Whether what stands before `start` closes a turn, or is at most a BOS token."""
+        before = text[max(0, start - REACH) : start]
+        if any(before.rstrip().endswith(closing) if closing.strip() else before.endswith(closing) for closing in self._closings):
+            return True
+        return text[:start].strip() in ("", *self._template.added_tokens)
+
+    def _inner(self, text: str, start: int, following: int) -> Span:
+        """A turn before another whose marker stands at `following`."""
+        if stop := self._template.find_stop(text, start, following):
+            return self._stopped(text, start, stop, following)
+        if self._has_end_token:
+            _unclear(text, start, "a turn of the assistant has no end token")
+        ends = [end for opening in self._openings if (end := opening.start(text, following)) is not None]
+        if self._header.start(text, following) is not None or not ends:
+            _unclear(text, start, "a turn of the assistant does not end where another speaker's begins")
+        end = min(ends)
+        body_end = end - len(self._closing)
+        if body_end < start or not text.startswith(self._closing, body_end):
+            _unclear(text, start, "a turn of the assistant does not end as the chat template ends one")
+        behind = skip_space(text, body_end)
+        stop_text = self._template.stop_at(text, behind)  # some models stop with the token that opens the next turn
+        return Span(start, body_end, behind + len(stop_text)) if stop_text else Span(start, body_end, body_end)
+
+    def _last(self, text: str, start: int) -> Span:
+        """The last turn: to its end token, else to the end of a text that stops inside it, without what the template alone may have written."""
+        if stop := self._template.find_stop(text, start, len(text)):
+            return self._stopped(text, start, stop, len(text))
+        end = len(text)
+        if self._ending:
+            whole = text.endswith(self._ending) and end - len(self._ending) >= start
+            end = end - len(self._ending) if whole else max(start, len(text.rstrip()))
+        return Span(start, end, end)
+
+    def _stopped(self, text: str, start: int, stop: tuple[int, int], limit: int) -> Span:
+        position = stop[1]
+        while position < limit:
+            found = self._nothing.match(text, position, limit)
+            if not found:
+                _unclear(text, start, "behind the end token of a turn of the assistant stands more than the next turn")
+            position = found.end()
+        return Span(start, *stop)
+
+    # What made-up conversations teach
+
+    def _opening(self, text: str) -> Opening:
+        """An opening is told by the added token with which it begins, unless answers have that, too; else by its visible text."""
+        visible = text.strip()
+        of_answers = self._template.lead + self._template.header_rest
+        tokens = [token for token in self._template.added_tokens if token and visible.startswith(token) and token not in of_answers]
+        marker = max(tokens, key=len, default=visible)
+        return Opening(text, marker, text.index(marker))
+
+    def _learn_openings(self) -> tuple[list[str], str]:
+        """What opens the turn of each other speaker behind an answer, empty if nothing visible does; and what closes the answer."""
+        gaps = {role: gaps for role in ("user", "system", "tool") if (gaps := list(self._gaps(role)))}
+        closing = self._closing_in(gaps["user"][0]) if "user" in gaps else ""
+        return [reduce(_common_prefix, texts).removeprefix(closing) for texts in gaps.values()], closing
+
+    def _gaps(self, role: str) -> Iterator[str]:
+        """What stands between an answer and a message of this role, once for each name. Nothing if the template shows no such message."""
+        calling = self._template.call_style.prepare([USER, CALLING])
+        for name in NAMES:
+            message: Message = {"role": role, "content": NEXT_MARK, **({"name": name} if name else {})}
+            if role == "tool":
+                message["tool_call_id"] = (name or "h") * 9
+            before, found, _ = self._template.attempt(USER, ANSWER, message).partition(NEXT_MARK)
+            if found:
+                yield before.partition(MARK)[2]
+            elif role == "tool":  # refused without a call before it
+                closed, (before, found, _) = self._template.attempt(*calling), self._template.attempt(*calling, message).partition(NEXT_MARK)
+                if found:
+                    yield self._closing_in(before[len(closed) :]) + before[len(closed) :] if before.startswith(closed) else ""
+
+    def _learn_preambles(self) -> Iterator[str]:
+        """What opens turns that stand only at the beginning, such as the template's own system prompt: a marker, and up to a token or line feed."""
+        ends = "|".join(map(re.escape, (*filter(None, self._template.added_tokens), "\n")))
+        question, system = {**USER, "content": NEXT_MARK}, {"role": "system", "content": MARK}
+        for messages in ([question], [system, question]):
+            for found in re.finditer(f"(?:{self._marker.pattern})[^\n]*?(?:{ends})", self._template.attempt(*messages).partition(NEXT_MARK)[0]):
+                yield found[0]
+
+    def _closing_in(self, gap: str) -> str:
+        """The part of a gap that closes the answer: what closes it at the end of a conversation, too, or a stop token."""
+        if self._ending and gap.startswith(self._ending):
+            return self._ending
+        first = self._template.attempt({**USER, "content": NEXT_MARK}).partition(NEXT_MARK)[0]
+        start = skip_space(gap, 0)
+        stop = self._template.stop_at(gap, start)
+        return gap[: skip_space(gap, start + len(stop))] if stop and not first.endswith(gap) else ""
+
+    def _learn_closings(self) -> Iterator[str]:
+        """What may stand before the assistant's header: the last token that closes a turn, else the text that does, maybe only space or nothing."""
+        marked = {"content": MARK}
+        result = {"role": "tool", "name": "f", "tool_call_id": "call00001", **marked}
+        calling = self._template.call_style.prepare([USER, CALLING])
+        conversations: Sequence[Sequence[Message]] = ([{**USER, **marked}], [{"role": "system", **marked}], [USER, ANSWER], [*calling, result])
+        for messages in conversations:
+            closing, found, _ = self._template.attempt(*messages, generation_prompt=True).partition(MARK)[2].partition(self._template.header)
+            if found:
+                tokens = [token for token in self._template.added_tokens if token and closing.rstrip().endswith(token)]
+                yield max(tokens, key=len, default=closing.strip() or closing)
+
+
+def _common_prefix(one: str, other: str) -> str:
+    return one[: common_prefix_length(one, other)]
+
+
+def _unclear(text: str, position: int, why: str) -> NoReturn:
+    raise DropError("unclear-turn", f"line {text.count(chr(10), 0, position) + 1} of the text: {why}")
