@@ -48,7 +48,11 @@ class Source(Section):
     )
     field: str = Field("", description="Field of a row that holds the turns, the prompt, the text or the ids; by default the usual names.")
     response_field: str = Field("", description="Field with the response, for `prompt_response`; by default `response`, `completion` and the like.")
-    mask_field: str = Field("loss_mask", description="Field with the loss mask, for `tokens`.")
+    mask_field: str = Field(
+        "",
+        description="Field with the loss mask, for `tokens`: 0 and 1, or labels with -100; every row must have it. By default the first there is of "
+        "`loss_mask`, `assistant_masks`, `completion_mask` and `labels`; a row without any is trained whole, and counted.",
+    )
     tools_field: str = Field("tools", description="Field with the descriptions of the tools, a list or its JSON text.")
     trained: Literal["turns", "all"] = Field(
         "turns", description="For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop tokens, or `all` of the text."

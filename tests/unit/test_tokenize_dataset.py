@@ -146,6 +146,37 @@ def test_near_duplicates_are_dropped_on_demand(tmp_path):
     assert run(tmp_path / "b", source, near_duplicates=0.8).fates() == ["kept", "near-duplicate", "kept"]
 
 
+def told(tmp_path, *sources, **settings):
+    """The summary for people, and batches.json."""
+    summary = tokenize_dataset(request(*sources, **settings), tmp_path / "tokens").summary()
+    return summary.splitlines(), read_json(tmp_path / "tokens" / "batches.json")
+
+
+def test_cut_samples_are_counted(tmp_path):
+    rows = [{"messages": talk("Hi", f"{number} Hello, how are you today? I am fine.")} for number in range(5)]
+    lines_of_summary, record = told(tmp_path, lines(tmp_path / "talks.jsonl", *rows, *talks(1)), max_length=30)
+    assert lines_of_summary[:2] == ["6 rows: 6 kept, 0 dropped", "  5 samples cut after tokenization.max_length (30) tokens"]
+    assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (5, {}, {})
+
+
+def test_turns_that_are_dropped_from_kept_rows_are_counted(tmp_path):
+    rows = [{"messages": talk("Hi", f"{number}", "More", "Hello, how are you today?")} for number in range(2)]
+    lines_of_summary, record = told(tmp_path, lines(tmp_path / "talks.jsonl", *rows, *talks(1)), train_on="each", max_length=30, too_long="drop")
+    assert lines_of_summary[:2] == ["3 rows: 3 kept, 0 dropped", "  of these rows 2 turns dropped: 2 x too-long"]
+    assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (0, {}, {"too-long": 2})
+
+
+def test_rows_that_are_trained_whole_for_want_of_a_mask_are_counted(tmp_path):
+    rows = [{"input_ids": [5, 6, number], "loss_mask": [0, 1, 1]} for number in range(2)] + [{"input_ids": [7, 8, 9]}] * 2
+    lines_of_summary, record = told(tmp_path, lines(tmp_path / "ids.jsonl", *rows))
+    assert lines_of_summary[:3] == [
+        "4 rows: 3 kept, 1 dropped",
+        "  1 x duplicate: the same token ids came before (first ids:3)",
+        "  1 rows of token ids without a loss mask: all of their tokens are trained",
+    ]
+    assert record["without_mask"] == 1
+
+
 def test_the_view_shows_conversations_escaped(tmp_path):
     hostile = "<script>alert('日本 😀')</script>"
     result = run(tmp_path, lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))

@@ -38,13 +38,17 @@ class DropError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed, else `value` is the row."""
+    """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed, else `value` is the row.
+
+    `fault`: why the reader could not make a value of it.
+    """
 
     source: int
     index: int
     place: str
     text: bytes | str | None = None
     value: Any = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,11 @@ class FormattedText:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRow:
-    """Token ids [T] and their loss mask [T] of 0 and 1, made elsewhere."""
+    """Token ids [T] and their loss mask [T] of 0 and 1, made elsewhere. `whole`: the row has no mask, so all of it is trained."""
 
     ids: list[int]
     mask: bytes
+    whole: bool = False
 
 
 Content = Conversation | FormattedText | TokenizedRow
@@ -106,7 +111,7 @@ class Outcome:
     """What became of one row: samples, or why there are none.
 
     `error` tells where and why a row is bad, for a run that stops there. `signature` is the row's MinHash, if near
-    duplicates are looked for.
+    duplicates are looked for. `whole`: token ids that came without a mask.
     """
 
     source: int
@@ -116,3 +121,4 @@ class Outcome:
     dropped: tuple[Drop, ...] = ()
     error: str = ""
     signature: Any = None
+    whole: bool = False

@@ -53,7 +53,8 @@ class RowTokenizer:
             content = read_row(value, source)
             samples, dropped = self._samples(content, trained=source.trained)
             signature = signature_of(content) if self._settings.near_duplicates and samples else None
-            return Outcome(row.source, row.index, name, samples, dropped, signature=signature)
+            whole = isinstance(content, TokenizedRow) and content.whole
+            return Outcome(row.source, row.index, name, samples, dropped, signature=signature, whole=whole)
         except (BadRowError, UnicodeEncodeError) as error:
             told = str(error) if isinstance(error, BadRowError) else "the text holds half of a character (a lone surrogate)"
             return Outcome(row.source, row.index, name, dropped=(Drop("", "bad-row", told),), error=f"{row.place}: {told}")
