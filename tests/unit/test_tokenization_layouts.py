@@ -135,7 +135,7 @@ def test_roles_can_be_mapped():
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ([], "the row is a list; rows must be JSON objects, such as {\"messages\": [...]}"),
+        ([], 'the row is a list; rows must be JSON objects, such as {"messages": [...]}'),
         ("Hi", "the row is a str; rows must be JSON objects"),
         ({"chat": [], "id": 1}, "no field 'messages' or 'conversations' or 'conversation' or 'traj'; the fields are 'chat', 'id'"),
         ({"messages": 5}, "the turns are of type int"),
