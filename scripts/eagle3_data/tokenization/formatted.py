@@ -15,31 +15,33 @@ from functools import reduce
 from typing import NoReturn
 
 from eagle3_data.errors import InputError
-from eagle3_data.tokenization.call_style import Message
+from eagle3_data.tokenization.call_style import NAME, VALID_IDENTITY, Message
+from eagle3_data.tokenization.messages import REASONING_FIELDS
 from eagle3_data.tokenization.reasoning import skip_space
 from eagle3_data.tokenization.rows import DropError
 from eagle3_data.tokenization.spans import CALLING, Span, common_prefix_length
-from eagle3_data.tokenization.template import ANSWER, MARK, NEXT_MARK, USER, ChatTemplate
+from eagle3_data.tokenization.template import ANSWER, MARK, NEXT_MARK, REASONING_MARK, USER, ChatTemplate
 
 REACH = 256
 """Characters before a header in which the end of the turn before it is looked for: more than any template's closing is long."""
 
-NAMES = (None, "f", "g")
-"""Of a speaker. What his turns open with whatever his name is what the openings for these have in common."""
+NAMED = r"[^\n<]{1,64}?"
+"""Matches a speaker's name or the id of a call, where an opening has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What opens a turn. `marker` is the part of `text` that is looked for, `offset` where it lies in it."""
+    """What opens a turn. `marker` is the part of it that is looked for, `offset` where that lies in it, `pattern` matches all of it."""
 
-    text: str
     marker: str
     offset: int
+    pattern: re.Pattern[str]
 
-    def start(self, text: str, position: int) -> int | None:
-        """Where it starts if its marker stands at `position` of `text` and the rest of it around that."""
+    def match(self, text: str, position: int) -> tuple[int, int] | None:
+        """The span of the opening whose marker stands at `position` of `text`, if it is there."""
         start = position - self.offset
-        return start if start >= 0 and text.startswith(self.text, start) else None
+        found = self.pattern.match(text, start) if start >= 0 else None
+        return found.span() if found else None
 
 
 class FormattedTurns:
@@ -56,21 +58,27 @@ class FormattedTurns:
             raise InputError(
                 "the chat template has no text that opens every turn of the assistant, so turns cannot be found in a text; set the source's `trained: all`"
             )
+        opened = template.header + template.lead
+        self._lead = opened[start_of_answer(opened, len(template.header)) :]
         self._ending = template.attempt(USER, ANSWER).partition(MARK)[2]
         openings, self._closing = self._learn_openings()
         self._has_end_token = bool(template.stop_at(self._closing, skip_space(self._closing, 0)))
-        if not self._has_end_token and not all(map(str.strip, openings)):
+        if not self._has_end_token and not all(self._opening(text).marker for text in openings):
             raise InputError(
                 "the chat template closes no turn of the assistant, and what follows one may be opened by nothing, so turns' ends cannot be found "
                 "in a text; set the source's `trained: all`"
             )
         self._header = self._opening(template.header)
-        self._openings = [self._opening(text) for text in dict.fromkeys(openings) if text.strip()]
+        self._openings = [self._opening(text) for text in dict.fromkeys(openings) if self._opening(text).marker]
         markers = sorted({self._header.marker, *(opening.marker for opening in self._openings)}, key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, markers)))
         self._preambles = [self._opening(text) for text in dict.fromkeys(self._learn_preambles())]
         self._closings = tuple(dict.fromkeys(self._learn_closings()))
-        harmless = [re.escape(stop) for stop in template.stops if stop not in template.closers]
+        call = template.attempt(*template.call_style.prepare([USER, CALLING])).rpartition(template.header)[2]
+        call_end = template.find_stop(call, 0, len(call))
+        self._closers = {*template.closers, *([call[slice(*call_end)]] if call_end else ())} if template.closers else set()
+        self._behind_header = reduce(_common_prefix, self._learn_answers()) if "" in self._closings else ""
+        harmless = [re.escape(stop) for stop in template.stops if stop not in self._closers]
         self._nothing = re.compile("|".join((r"\s", *harmless)) if harmless else r"\s")
 
     def locate(self, text: str) -> tuple[Span, ...]:
@@ -81,15 +89,24 @@ class FormattedTurns:
         for position, following in zip(markers, [*markers, None][1:], strict=True):
             if position < behind:
                 continue  # a part of the opening before it
-            start = self._header.start(text, position)
-            if start is not None:
+            if header := self._header.match(text, position):
+                start, behind = header
                 if not self._may_begin(text, start):
                     _unclear(text, start, "the assistant's header stands inside another turn")
-                behind = self._start_of_answer(text, start + len(self._header.text))
+                if not text.startswith(self._behind_header, behind):
+                    _unclear(text, start, "the assistant's header is followed by what the chat template never writes there")
+                behind = self._start_of_answer(text, behind)
                 spans.append(self._last(text, behind) if following is None else self._inner(text, behind, following))
-            elif all(opening.start(text, position) is None for opening in (*self._openings, *self._preambles)):
+            elif not any(opening.match(text, position) for opening in (*self._openings, *self._preambles)):
                 _unclear(text, position, "a turn is opened as the chat template opens none")
-        return tuple(span for span in spans if text[span.start : span.stop].strip() not in ("", self._template.lead.strip()))
+        return tuple(span for span in spans if self._says_something(text, span))
+
+    def _says_something(self, text: str, span: Span) -> bool:
+        """Whether there is more than what the template writes before every answer, and empty scaffolds."""
+        position = span.start + len(self._lead) * text.startswith(self._lead, span.start)
+        while (further := self._start_of_answer(text, position)) > position:
+            position = further
+        return bool(text[position : span.stop].strip())
 
     def _may_begin(self, text: str, start: int) -> bool:
         """Whether what stands before `start` closes a turn, or is at most a BOS token."""
@@ -100,12 +117,17 @@ class FormattedTurns:
 
     def _inner(self, text: str, start: int, following: int) -> Span:
         """A turn before another whose marker stands at `following`."""
-        if stop := self._template.find_stop(text, start, following):
+        stop = self._template.find_stop(text, start, following)
+        if stop and self._has_end_token:
             return self._stopped(text, start, stop, following)
-        if self._has_end_token:
-            _unclear(text, start, "a turn of the assistant has no end token")
-        ends = [end for opening in self._openings if (end := opening.start(text, following)) is not None]
-        if self._header.start(text, following) is not None or not ends:
+        if stop or self._has_end_token:
+            _unclear(
+                text,
+                start,
+                "a turn of the assistant has no end token" if not stop else "a turn of the assistant holds an end token, which the template does not write",
+            )
+        ends = [found[0] for opening in self._openings if (found := opening.match(text, following))]
+        if self._header.match(text, following) or not ends:
             _unclear(text, start, "a turn of the assistant does not end where another speaker's begins")
         end = min(ends)
         body_end = end - len(self._closing)
@@ -126,7 +148,12 @@ class FormattedTurns:
         return Span(start, end, end)
 
     def _stopped(self, text: str, start: int, stop: tuple[int, int], limit: int) -> Span:
+        """A turn with an end token. It is the turn's own, and not of its text, if it is one that closes turns and nothing follows it."""
         position = stop[1]
+        if not self._closers and text[position:limit] in ("", self._ending):
+            return Span(start, *stop)
+        if text[stop[0] : position] not in self._closers:
+            _unclear(text, start, "a turn of the assistant holds a token that ends none in the chat template")
         while position < limit:
             found = self._nothing.match(text, position, limit)
             if not found:
@@ -137,26 +164,35 @@ class FormattedTurns:
     # What made-up conversations teach
 
     def _opening(self, text: str) -> Opening:
-        """An opening is told by the added token with which it begins, unless answers have that, too; else by its visible text."""
-        visible = text.strip()
+        """An opening is told by the added token with which it begins, unless answers have that, too; else by its visible text up to a name."""
+        visible = re.split(f"{NAME}|{VALID_IDENTITY}", text)[0].strip()
         of_answers = self._template.lead + self._template.header_rest
         tokens = [token for token in self._template.added_tokens if token and visible.startswith(token) and token not in of_answers]
         marker = max(tokens, key=len, default=visible)
-        return Opening(text, marker, text.index(marker))
+        pattern = re.compile(re.escape(text).replace(NAME, NAMED).replace(VALID_IDENTITY, NAMED))
+        return Opening(marker, text.index(marker), pattern)
+
+    def _learn_answers(self) -> Iterator[str]:
+        """What stands behind the assistant's header, for turns of several kinds."""
+        reasoned: Message = {**ANSWER, **dict.fromkeys(REASONING_FIELDS, REASONING_MARK)}
+        calling = self._template.call_style.prepare([USER, CALLING])
+        for messages in ([USER, ANSWER], [USER, ANSWER, USER], [USER, reasoned], calling):
+            if found := self._template.attempt(*messages).partition(self._template.header)[2]:
+                yield found
+        if self._template.header_rest:
+            yield self._template.header_rest
 
     def _learn_openings(self) -> tuple[list[str], str]:
-        """What opens the turn of each other speaker behind an answer, empty if nothing visible does; and what closes the answer."""
+        """What opens turns of each other speaker behind an answer, empty if nothing visible does; and what closes the answer."""
         gaps = {role: gaps for role in ("user", "system", "tool") if (gaps := list(self._gaps(role)))}
         closing = self._closing_in(gaps["user"][0]) if "user" in gaps else ""
-        return [reduce(_common_prefix, texts).removeprefix(closing) for texts in gaps.values()], closing
+        return [gap.removeprefix(closing) for texts in gaps.values() for gap in texts], closing
 
     def _gaps(self, role: str) -> Iterator[str]:
-        """What stands between an answer and a message of this role, once for each name. Nothing if the template shows no such message."""
+        """What stands between an answer and a message of this role, without and with a name. Nothing if the template shows no such message."""
         calling = self._template.call_style.prepare([USER, CALLING])
-        for name in NAMES:
-            message: Message = {"role": role, "content": NEXT_MARK, **({"name": name} if name else {})}
-            if role == "tool":
-                message["tool_call_id"] = (name or "h") * 9
+        for named in ({}, {"name": NAME}):
+            message: Message = {"role": role, "content": NEXT_MARK, **named, **({"tool_call_id": VALID_IDENTITY} if role == "tool" else {})}
             before, found, _ = self._template.attempt(USER, ANSWER, message).partition(NEXT_MARK)
             if found:
                 yield before.partition(MARK)[2]
@@ -185,7 +221,7 @@ class FormattedTurns:
     def _learn_closings(self) -> Iterator[str]:
         """What may stand before the assistant's header: the last token that closes a turn, else the text that does, maybe only space or nothing."""
         marked = {"content": MARK}
-        result = {"role": "tool", "name": "f", "tool_call_id": "call00001", **marked}
+        result = {"role": "tool", "name": "f", "tool_call_id": VALID_IDENTITY, **marked}
         calling = self._template.call_style.prepare([USER, CALLING])
         conversations: Sequence[Sequence[Message]] = ([{**USER, **marked}], [{"role": "system", **marked}], [USER, ANSWER], [*calling, result])
         for messages in conversations:

@@ -62,7 +62,10 @@ class TurnLocator:
         self.uses_generation_tags = self._by_tags in self._shortcuts
 
     def locate(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> Rendering:
-        """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises DropError."""
+        """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises DropError.
+
+        A turn of which the template shows nothing, such as one of reasoning that it strips, has no span: its end alone is nothing to train.
+        """
         text = self._template.render(messages, tools)
         found: dict[int, Span] = {}
         for find in self._shortcuts:
@@ -73,7 +76,9 @@ class TurnLocator:
                 found[index] = self._incremental(text, messages, tools, index)
                 if not self._reads_right(text, found[index], messages[index]):
                     raise DropError("text-mismatch", f"turn {index}")
-        in_order = tuple(found[index] for index in wanted)
+        in_order = tuple(span for span in (found[index] for index in wanted) if text[span.start : span.stop].strip())
+        if not in_order:
+            raise DropError("empty", "the chat template shows nothing of what the assistant says")
         if any(later.start < earlier.end for earlier, later in pairwise(in_order)):
             raise DropError("text-mismatch", "turns overlap")
         return Rendering(text, in_order)
@@ -193,11 +198,22 @@ class TurnLocator:
         if message.get("tool_calls"):
             return None
         content = message["content"] or ""
+        inline, visible = self._markers.split(content)
         for lead in dict.fromkeys(("", self._template.lead)):
-            for answer in dict.fromkeys((content, content.strip(), self._markers.split(content)[1])):
+            for answer in dict.fromkeys((content, content.strip(), visible)):
                 if answer and text.startswith(lead + answer, start):
+                    reasoning = message.get("reasoning_content") or ("" if answer.strip() == content.strip() else inline)
+                    if reasoning and self._opens_with(text, start, reasoning.strip()):
+                        return None  # reasoning that begins as the answer does
                     return self._ended_behind(text, start, start + len(lead) + len(answer))
         return None
+
+    def _opens_with(self, text: str, start: int, reasoning: str) -> bool:
+        position = skip_space(text, start)
+        for opening, _ in self._markers.pairs:
+            if text.startswith(opening, position):
+                position = skip_space(text, position + len(opening))
+        return text.startswith(reasoning, position)
 
     def _ended_behind(self, text: str, start: int, body_end: int) -> Span:
         """The span of a turn whose text ends at `body_end`, with the stop token behind it, if there is one."""
