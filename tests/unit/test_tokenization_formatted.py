@@ -139,6 +139,16 @@ def test_without_end_tokens_an_answer_ends_where_the_next_turn_opens(template):
     assert as_text(tiny, [user("Hi"), assistant("One."), assistant("Two.")]) == "unclear-turn"  # nobody else speaks between them
 
 
+def test_a_template_that_shows_only_content_and_closes_nothing_has_turns_in_texts(tmp_path):
+    (tmp_path / "bare.jinja").write_text(
+        "{% for m in messages %}{{ {'user': '<|User|>', 'assistant': '<|Assistant|>'}.get(m.role, '<|message|>') }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|Assistant|>{% endif %}",
+        encoding="utf-8",
+    )
+    tiny = Tiny("no_end_tokens", chat_template=str(tmp_path / "bare.jinja"))
+    assert as_text(tiny, PLAIN["three turns"]) == as_messages(tiny, PLAIN["three turns"])
+
+
 def test_space_that_the_template_does_not_write_before_the_next_turn_makes_it_unclear():
     text = "### user:\nHi\n\n### assistant:\nHello!\n### user:\nAnd?\n\n### assistant:\nFine."
     assert Tiny("plain").fate({"text": text}) == "unclear-turn"

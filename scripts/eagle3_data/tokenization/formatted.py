@@ -97,7 +97,9 @@ class FormattedTurns:
                     _unclear(text, start, "the assistant's header is followed by what the chat template never writes there")
                 behind = self._start_of_answer(text, behind)
                 spans.append(self._last(text, behind) if following is None else self._inner(text, behind, following))
-            elif not any(opening.match(text, position) for opening in (*self._openings, *self._preambles)):
+            elif opened := next(filter(None, (opening.match(text, position) for opening in (*self._openings, *self._preambles))), None):
+                behind = opened[1]
+            else:
                 _unclear(text, position, "a turn is opened as the chat template opens none")
         return tuple(span for span in spans if self._says_something(text, span))
 
@@ -120,12 +122,10 @@ class FormattedTurns:
         stop = self._template.find_stop(text, start, following)
         if stop and self._has_end_token:
             return self._stopped(text, start, stop, following)
-        if stop or self._has_end_token:
-            _unclear(
-                text,
-                start,
-                "a turn of the assistant has no end token" if not stop else "a turn of the assistant holds an end token, which the template does not write",
-            )
+        if self._has_end_token:
+            _unclear(text, start, "a turn of the assistant has no end token")
+        if stop:
+            _unclear(text, start, "a turn of the assistant holds an end token, and the chat template writes none")
         ends = [found[0] for opening in self._openings if (found := opening.match(text, following))]
         if self._header.match(text, following) or not ends:
             _unclear(text, start, "a turn of the assistant does not end where another speaker's begins")
@@ -177,8 +177,9 @@ class FormattedTurns:
         reasoned: Message = {**ANSWER, **dict.fromkeys(REASONING_FIELDS, REASONING_MARK)}
         calling = self._template.call_style.prepare([USER, CALLING])
         for messages in ([USER, ANSWER], [USER, ANSWER, USER], [USER, reasoned], calling):
-            if found := self._template.attempt(*messages).partition(self._template.header)[2]:
-                yield found
+            _, found, behind = self._template.attempt(*messages).partition(self._template.header)
+            if found:
+                yield re.split(f"{MARK}|{REASONING_MARK}", behind)[0]
         if self._template.header_rest:
             yield self._template.header_rest
 
