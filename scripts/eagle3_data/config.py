@@ -6,6 +6,7 @@ command line: a changed key then re-runs the rules that read it and no others. B
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import json
 from pathlib import Path
@@ -37,10 +38,13 @@ class Source(Section):
 
     path: str = Field(
         description="File (`.json`, `.jsonl`, either also as `.gz` or `.zst`; `.parquet`), directory that `datasets` can load, or `hub:owner/name` of the "
-        "Hugging Face hub."
+        "Hugging Face hub. In tables (all but JSON) a tool argument that is null is left out: the format gives every row the arguments of all rows, so "
+        "null and absent are the same there."
     )
     name: str = Field("", description="Name in sample ids and in the ledger; by default the file name without its ending.")
     split: str = Field("train", description="Split to read, where the source is a dataset with several.")
+    config_name: str = Field("", description="Configuration (subset) to read, where a dataset of the hub has several.")
+    revision: str = Field("", description="Branch, tag or commit of a dataset of the hub; by default its main branch.")
     layout: Literal["auto", "sharegpt", "messages", "prompt_response", "text", "tokens"] = Field(
         "auto",
         description="What a row holds: `sharegpt` (from/value), `messages` (OpenAI role/content), `prompt_response`, `text` (the chat template is already "
@@ -48,7 +52,11 @@ class Source(Section):
     )
     field: str = Field("", description="Field of a row that holds the turns, the prompt, the text or the ids; by default the usual names.")
     response_field: str = Field("", description="Field with the response, for `prompt_response`; by default `response`, `completion` and the like.")
-    mask_field: str = Field("loss_mask", description="Field with the loss mask, for `tokens`.")
+    mask_field: str = Field(
+        "",
+        description="Field with the loss mask, for `tokens`: 0 and 1, or labels with -100; every row must have it. By default the first there is of "
+        "`loss_mask`, `assistant_masks`, `completion_mask` and `labels`; a row without any is trained whole, and counted.",
+    )
     tools_field: str = Field("tools", description="Field with the descriptions of the tools, a list or its JSON text.")
     trained: Literal["turns", "all"] = Field(
         "turns", description="For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop tokens, or `all` of the text."
@@ -118,6 +126,20 @@ class Tokenization(Section):
     on_bad_row: Literal["error", "drop"] = Field("error", description="A row that cannot be read stops the rule, or is dropped and counted.")
     batch_tokens: int = Field(200_000, ge=1, description="Tokens of a batch, the unit of retry and validation.")
     batches: int | None = Field(None, ge=1, description="Number of batches, instead of `batch_tokens`. Appended rows then change all of them, but no sample.")
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _unquoted_date(cls, value: Any) -> Any:
+        return value.isoformat() if isinstance(value, datetime.date) else value  # YAML reads a bare 2025-06-01 as a date
+
+    @field_validator("date")
+    @classmethod
+    def _of_the_calendar(cls, value: str) -> str:
+        try:
+            datetime.date.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"{value} is no date of the calendar") from None
+        return value
 
 
 class Extraction(Section):
@@ -241,7 +263,11 @@ def validate(cls: type[AnySection], values: Any, place: str = "config") -> AnySe
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in error.errors())) from None
+        problems = error.errors()
+        places = [problem["loc"] for problem in problems]
+        # a list whose only item is wrong is reported as too short, too
+        told = [p for p in problems if p["type"] != "too_short" or not any(loc[: len(p["loc"])] == p["loc"] != loc for loc in places)]
+        raise ConfigError(f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in told)) from None
 
 
 def _explain(cls: type[BaseModel], problem: Any) -> str:

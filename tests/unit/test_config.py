@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
-from eagle3_data.config import Compatibility, Config, Extraction, load_config, load_section, sections_json
+from eagle3_data.config import Compatibility, Config, Extraction, Tokenization, load_config, load_section, sections_json
 from eagle3_data.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"target": {"path": "model"}, "data": {"sources": [{"path": "rows.jsonl"}]}}
@@ -38,6 +39,8 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
         (changed(extraction={"engine": TRANSFORMERS, "engine_arguments": {"seed": 1}}), "the transformers engine takes no engine_arguments (given: seed)"),
         (changed(extraction={"engine": TRANSFORMERS, "tensor_parallel": 8}), "the transformers engine uses one device, tensor_parallel is 8"),
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
+        (changed(tokenization={"date": "2025-13-45"}), "tokenization.date: 2025-13-45 is no date"),
+        (changed(tokenization={"date": "01.02.2025"}), "tokenization.date: String should match pattern"),
         (changed(run="store"), "would share results/store"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],
@@ -46,6 +49,18 @@ def test_what_is_wrong_is_told_with_its_place(values: dict[str, Any], message: s
     with pytest.raises(ConfigError) as raised:
         load_config(values)
     assert message in str(raised.value)
+
+
+def test_a_wrong_source_is_not_reported_as_a_missing_one() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(changed(data={"sources": [{"path": "a", "layot": "x"}]}))
+    assert "at least 1 item" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"data\.sources: Tuple should have at least 1 item"):
+        load_config(changed(data={"sources": []}))
+
+
+def test_yamls_unquoted_dates_are_dates() -> None:
+    assert Tokenization.model_validate(yaml.safe_load("date: 2025-06-01")).date == "2025-06-01"
 
 
 def test_yamls_unquoted_off_means_off() -> None:

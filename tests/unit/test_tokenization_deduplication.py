@@ -55,6 +55,14 @@ def test_near_duplicates_are_found_and_different_texts_are_not():
     assert near.add(signature_of(FormattedText(text(1, changed=9))))
 
 
+@pytest.mark.parametrize("threshold", [0.99, 1.0, 0.0001])
+def test_any_threshold_can_be_asked_for(threshold):
+    near = NearDuplicates(threshold)
+    assert near.add(signature_of(FormattedText(text(1))))
+    assert not near.add(signature_of(FormattedText(text(1).upper())))
+    assert near.add(signature_of(FormattedText(text(1, changed=2)))) == (threshold > 0.9)
+
+
 def test_a_system_prompt_that_all_share_does_not_make_duplicates():
     system = turn("system", text(3))
     near = NearDuplicates(0.7)

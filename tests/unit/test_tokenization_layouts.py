@@ -76,9 +76,54 @@ def test_prompt_and_response():
 def test_text_and_token_ids():
     assert read({"text": "Hi"}) == FormattedText("Hi")
     assert read({"body": "Hi"}, field="body") == FormattedText("Hi")
-    assert read({"input_ids": [5, 6]}) == TokenizedRow([5, 6], b"\x01\x01")
+    assert read({"input_ids": [5, 6]}) == TokenizedRow([5, 6], b"\x01\x01", whole=True)
     assert read({"input_ids": [5, 6], "loss_mask": [0, True]}) == TokenizedRow([5, 6], b"\x00\x01")
     assert read({"ids": [5, 6], "mask": [0, 1]}, layout="tokens", field="ids", mask_field="mask") == TokenizedRow([5, 6], b"\x00\x01")
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "assistant_masks", "completion_mask"])
+def test_a_mask_is_found_under_its_usual_names(name):
+    assert read({"input_ids": [5, 6, 7], name: [0, 1, 1], "attention_mask": [1, 1, 1]}) == TokenizedRow([5, 6, 7], b"\x00\x01\x01")
+
+
+def test_labels_train_what_they_do_not_ignore():
+    assert read({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}) == TokenizedRow([5, 6, 7], b"\x00\x01\x01")
+    assert read({"ids": [5, 6], "targets": [-100, 6]}, field="ids", mask_field="targets") == TokenizedRow([5, 6], b"\x00\x01")
+    assert read({"ids": [5, 6], "targets": [5, 6]}, field="ids", mask_field="targets") == TokenizedRow([5, 6], b"\x01\x01")
+    assert read({"input_ids": [5, 6], "labels": [5, 6], "loss_mask": [0, 1]}) == TokenizedRow([5, 6], b"\x00\x01")
+
+
+@pytest.mark.parametrize(
+    ("row", "source", "words"),
+    [
+        ({"mask": [0, 1]}, {"mask_field": "maskk"}, "there is no field 'maskk'; the fields are 'input_ids', 'mask'; set the source's `mask_field`"),
+        ({"mask": None}, {"mask_field": "mask"}, "field 'mask' is null"),
+        ({"loss_mask": None}, {}, "field 'loss_mask' is null"),
+        ({"train_mask": [0, 1]}, {}, "field 'train_mask' looks like a loss mask; name it in the source's `mask_field`, or take it out"),
+        ({"Target_Labels": [0, 1]}, {}, "field 'Target_Labels' looks like a loss mask"),
+        ({"label": None}, {}, "field 'label' looks like a loss mask"),
+        ({"labels": [6, -100]}, {}, "field 'labels' is not a list of labels: token 0 has 6, neither its own id nor -100"),
+        ({"labels": [-100, 5]}, {}, "field 'labels' is not a list of labels: token 1 has 5"),
+        ({"labels": [-100, None]}, {}, "field 'labels' is not a list of integers"),
+        ({"labels": [-100]}, {}, "field 'labels' has 1 elements for 2 token ids"),
+        ({"attention_mask": [1, 0]}, {}, "field 'attention_mask' has zeros, so the row is padded"),
+    ],
+)
+def test_without_a_mask_nothing_is_trained_that_another_field_may_exclude(row, source, words):
+    assert words in complaint({"input_ids": [5, 6], **row}, layout="tokens", **source)
+
+
+def test_what_only_sounds_like_a_mask_is_none():
+    row = {"input_ids": [5, 6], "label": "good", "labels_of": [1], "special_tokens_mask": [0, 0], "attention_mask": [1, 1]}
+    assert read(row) == TokenizedRow([5, 6], b"\x01\x01", whole=True)
+
+
+def test_a_field_that_is_null_is_passed_over():
+    conversation = read({"messages": talk("Hi", "Ho")})
+    assert read({"messages": None, "conversations": talk("Hi", "Ho")}) == conversation
+    assert read({"messages": None, "prompt": "Hi", "response": None, "completion": "Ho"}) == conversation
+    assert read({"messages": None, "input_ids": None, "text": "Hi"}) == FormattedText("Hi")
+    assert "field 'messages' is null" in complaint({"messages": None, "id": 1})
 
 
 def test_roles_can_be_mapped():
@@ -90,7 +135,8 @@ def test_roles_can_be_mapped():
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ([], "type list; expected an object"),
+        ([], 'the row is a list; rows must be JSON objects, such as {"messages": [...]}'),
+        ("Hi", "the row is a str; rows must be JSON objects"),
         ({"chat": [], "id": 1}, "no field 'messages' or 'conversations' or 'conversation' or 'traj'; the fields are 'chat', 'id'"),
         ({"messages": 5}, "the turns are of type int"),
         ({"messages": ["Hi"]}, "turn 0 is of type str"),
@@ -100,6 +146,8 @@ def test_roles_can_be_mapped():
         ({"messages": [user(None)]}, "turn 0 has null content"),
         ({"messages": [user(5)]}, "content of type int"),
         ({"messages": [user([{"type": "image_url", "image_url": "x"}])]}, "content part of type 'image_url'; only text"),
+        ({"messages": [user([{"type": "text", "text": None}])]}, "a content part of type 'text' whose text is a NoneType; expected a string"),
+        ({"messages": [user([5])]}, "content part of type 'int'; only text"),
         ({"messages": [assistant(None, {"id": "1"})]}, "tool call without a function name"),
         ({"messages": [assistant(None, call("f", 5))]}, "arguments of type int"),
         ({"messages": [turn("assistant", None, tool_calls="f()")]}, "'tool_calls' of type str"),

@@ -100,6 +100,17 @@ def test_reasoning_that_is_stripped_from_history_is_trained_where_it_is_shown():
     )
 
 
+def test_reasoning_that_begins_as_its_answer_does_is_trained_with_it(tmp_path):
+    thought = assistant("cat", reasoning_content="cat or dog?")
+    (tmp_path / "thinking.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning %}{{ m.reasoning }}</think>{% endif %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}",
+        encoding="utf-8",
+    )
+    assert Tiny("chatml", chat_template=str(tmp_path / "thinking.jinja")).shown(user("?"), thought).endswith("⟦cat or dog?</think>cat<|endoftext|>⟧")
+    assert Tiny("reasoning_stripped").shown(user("?"), assistant("so</think><think>")).endswith("⟦<think>\nso\n</think>\n\n<think><|im_end|>⟧\n")
+
+
 def test_inline_reasoning_is_treated_like_a_field():
     inline = [user("2+2?"), assistant("<think>\nTwo and two.\n</think>\n\nFour."), user("3+3?"), assistant("<think>\nThree and three.\n</think>\n\nSix.")]
     assert Tiny("reasoning_stripped").shown(*inline) == Tiny("reasoning_stripped").shown(*REASONED)
@@ -137,6 +148,14 @@ def test_a_scaffold_on_a_line_of_its_own_is_not_trained():
         "<|User|>\nRain?<|Assistant|>\n<think></think>\n⟦<tool_call>rain\ncity: Rome</tool_call>⟧"
     )
     assert Tiny("role_tokens").shown(*REASONED).endswith("<|User|>\n3+3?<|Assistant|>⟦\n<think>Three and three.</think>\nSix.⟧")
+
+
+@pytest.mark.parametrize(
+    ("template", "before"), [("reasoning_stripped", "<think>\n\n</think>\n\n"), ("im_middle_thinking", "</think>"), ("role_tokens", "<think></think>\n")]
+)
+def test_space_behind_a_scaffold_is_trained_if_the_assistant_wrote_it(template, before):
+    assert f"{before}⟦\n\n  Hello!" in Tiny(template).shown(*talk("Hi", "\n\n  Hello!"))
+    assert f"{before}⟦Hello!" in Tiny(template).shown(*talk("Hi", "Hello!"))
 
 
 def test_a_header_does_not_end_inside_a_token():
@@ -273,6 +292,14 @@ def test_a_token_that_would_straddle_prompt_and_answer_is_split():
     tiny = Tiny("plain")
     sample = tiny.sample({"messages": talk("Hi", "\n\nHello!")})
     assert tiny.show(sample) == "### user:\nHi\n\n### assistant:\n⟦\n\nHello!⟧\n\n"
+
+
+def test_an_answer_that_the_template_cuts_to_nothing_is_context_and_not_trained():
+    thought = "<think>\nHm.\n</think>\n"
+    assert Tiny("inline_reasoning").shown(*talk("Hi", thought, "And?", "Fine.")) == (
+        "<|begin|><|User|>Hi<|Assistant|>\n<|endoftext|><|User|>And?<|Assistant|>⟦Fine.<|endoftext|>⟧"
+    )
+    assert Tiny("inline_reasoning").fate({"messages": talk("Hi", thought)}) == "empty"
 
 
 def test_control_texts_inside_a_conversation_do_not_move_the_mask():

@@ -97,6 +97,7 @@ def test_the_place_of_a_row_is_its_line(tmp_path):
         ('[{"a": 1}', "(',' expected)"),
         ('[{"a": 1}]\n{"a": 2}', "line 2: no valid JSON array from element 1 on (something follows the array)"),
         ("[nonsense]", "from element 0 on"),
+        ("[1, " + "[" * 100_000, "no valid JSON array from element 1 on (nested too deeply, and never closed)"),
     ],
 )
 def test_a_broken_array_names_file_line_and_element(text, words, tmp_path):
@@ -143,6 +144,29 @@ def test_parquet_s_filling_of_arguments_is_taken_away_again(tmp_path):
     ]
 
 
+def test_times_that_python_has_no_words_for_do_not_stop_parquet(tmp_path):
+    times = pa.array([10**15, -(10**15), 0, 1, 2], pa.timestamp("s"))
+    pq.write_table(pa.Table.from_pylist(ROWS).append_column("created", times), tmp_path / "talks.parquet")
+    assert values(read(tmp_path / "talks.parquet")) == ROWS
+
+
+def broken(rows):
+    """Rows as a table of which the second holds a time that Python cannot have, deep inside."""
+    turns = pa.array([[{"at": 10**15 if number == 1 else 0}] for number in range(len(rows))], pa.list_(pa.struct([("at", pa.timestamp("s"))])))
+    return pa.Table.from_pylist(rows).append_column("turns", turns)
+
+
+def test_a_row_that_cannot_be_read_is_told_with_its_field(tmp_path):
+    pq.write_table(broken(ROWS), tmp_path / "talks.parquet")
+    datasets.Dataset(broken(ROWS)).save_to_disk(tmp_path / "saved")
+    for name in ("talks.parquet", "saved"):
+        rows = read(tmp_path / name)
+        assert [row.index for row in rows] == [0, 1, 2, 3, 4]
+        assert [bool(row.fault) for row in rows] == [False, True, False, False, False]
+        assert "cannot be read (OverflowError: " in rows[1].fault
+        assert rows[4].value["messages"] == ROWS[4]["messages"]
+
+
 def test_a_saved_dataset(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     assert values(read(tmp_path / "one")) == ROWS
@@ -164,21 +188,22 @@ def test_a_directory_as_the_hub_has_it(tmp_path, monkeypatch):
 def test_a_hub_dataset_is_asked_for_by_its_name(monkeypatch):
     asked = []
 
-    def load_dataset(name):
-        asked.append(name)
+    def load_dataset(name, config_name=None, *, revision=None):
+        asked.append((name, config_name, revision))
         return datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert values(read("hub:owner/talks")) == ROWS
-    assert asked == ["owner/talks"]
+    assert values(read("hub:owner/talks", config_name="english", revision="v2")) == ROWS
+    assert asked == [("owner/talks", None, None), ("owner/talks", "english", "v2")]
 
 
 def test_a_dataset_that_cannot_be_loaded_says_what_to_check(monkeypatch):
-    def load_dataset(name):
+    def load_dataset(name, config_name=None, *, revision=None):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError, match="check the name, the network, and for a gated dataset the token") as caught:
+    with pytest.raises(InputError, match="check the name, `config_name` and `revision`, the network, and for a gated dataset the token") as caught:
         read("hub:owner/talks")
     assert isinstance(caught.value.__cause__, ConnectionError)
 

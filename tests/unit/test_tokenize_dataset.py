@@ -146,6 +146,37 @@ def test_near_duplicates_are_dropped_on_demand(tmp_path):
     assert run(tmp_path / "b", source, near_duplicates=0.8).fates() == ["kept", "near-duplicate", "kept"]
 
 
+def told(tmp_path, *sources, **settings):
+    """The summary for people, and batches.json."""
+    summary = tokenize_dataset(request(*sources, **settings), tmp_path / "tokens").summary()
+    return summary.splitlines(), read_json(tmp_path / "tokens" / "batches.json")
+
+
+def test_cut_samples_are_counted(tmp_path):
+    rows = [{"messages": talk("Hi", f"{number} Hello, how are you today? I am fine.")} for number in range(5)]
+    lines_of_summary, record = told(tmp_path, lines(tmp_path / "talks.jsonl", *rows, {"messages": talk("Hi", "Yes")}), max_length=24)
+    assert lines_of_summary[:2] == ["6 rows: 6 kept, 0 dropped", "  5 samples cut after tokenization.max_length (24) tokens"]
+    assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (5, {}, {})
+
+
+def test_turns_that_are_dropped_from_kept_rows_are_counted(tmp_path):
+    rows = [{"messages": talk("Hi", f"{number}", "More", "Hello, how are you today?")} for number in range(2)]
+    lines_of_summary, record = told(tmp_path, lines(tmp_path / "talks.jsonl", *rows, *talks(1)), train_on="each", max_length=30, too_long="drop")
+    assert lines_of_summary[:2] == ["3 rows: 3 kept, 0 dropped", "  of these rows 2 turns dropped: 2 x too-long"]
+    assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (0, {}, {"too-long": 2})
+
+
+def test_rows_that_are_trained_whole_for_want_of_a_mask_are_counted(tmp_path):
+    rows = [{"input_ids": [5, 6, number], "loss_mask": [0, 1, 1]} for number in range(2)] + [{"input_ids": [7, 8, 9]}] * 2
+    lines_of_summary, record = told(tmp_path, lines(tmp_path / "ids.jsonl", *rows))
+    assert lines_of_summary[:3] == [
+        "4 rows: 3 kept, 1 dropped",
+        "  1 x duplicate: the same token ids came before (first ids:3)",
+        "  1 rows of token ids without a loss mask: all of their tokens are trained",
+    ]
+    assert record["without_mask"] == 1
+
+
 def test_the_view_shows_conversations_escaped(tmp_path):
     hostile = "<script>alert('日本 😀')</script>"
     result = run(tmp_path, lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))
@@ -177,6 +208,44 @@ def test_a_bad_row_stops_the_run_and_names_its_place(tmp_path, row, words, proce
     assert "on_bad_row: drop" in str(caught.value)
     assert "secret" not in str(caught.value)
     assert list((tmp_path / "tokens").iterdir()) == []
+
+
+def test_no_row_stops_a_run_that_drops_bad_ones(tmp_path):
+    deep = "[" * 100_000 + "]" * 100_000
+    arguments = '{"a":' * 5000 + "1" + "}" * 5000
+    bad = [
+        '{"id": ' + "9" * 5000 + ', "messages": []}',
+        json.dumps({"messages": deep}),
+        '{"messages": ' + deep + "}",
+        {"messages": [*talk("Hi"), {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]},
+        [1, 2],
+    ]
+    result = run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(1), *bad, talks(2)[1]), template="chatml_tools", on_bad_row="drop")
+    assert result.fates() == ["kept", *["bad-row"] * len(bad), "kept"]
+    assert [entry["detail"] for entry in result.ledger[1:6]] == [
+        "not valid JSON: an integer of too many digits",
+        *["nested too deeply"] * 3,
+        'the row is a list; rows must be JSON objects, such as {"messages": [...]}',
+    ]
+    elements = ", ".join(row if isinstance(row, str) else json.dumps(row) for row in (*talks(1), *bad, talks(2)[1]))
+    (tmp_path / "array.json").write_text(f"[{elements}]", encoding="utf-8")
+    array = run(tmp_path / "b", tmp_path / "array.json", template="chatml_tools", on_bad_row="drop")
+    assert [(entry["reason"], entry["detail"]) for entry in array.ledger] == [(entry["reason"], entry["detail"]) for entry in result.ledger]
+
+
+def test_lines_that_are_lists_are_explained(tmp_path):
+    source = lines(tmp_path / "talks.jsonl", talk("Hi", "Ho"), talk("And", "So"))
+    with pytest.raises(InputError, match=r"talks\.jsonl, line 1: the row is a list; rows must be JSON objects, such as \{\"messages\": \[\.\.\.\]\}"):
+        run(tmp_path, source)
+
+
+def test_a_parquet_row_that_cannot_be_read_is_a_fate(tmp_path):
+    texts = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\2\0\0\0\5\0\0\0"), pa.py_buffer(b"ok\xff\xfe\xe9"))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    source = {"path": str(tmp_path / "texts.parquet"), "trained": "all"}
+    assert run(tmp_path, source, on_bad_row="drop").fates() == ["kept", "bad-row"]
+    with pytest.raises(InputError, match=r"texts\.parquet, row 1: field 'text' cannot be read \(UnicodeDecodeError: "):
+        run(tmp_path, source)
 
 
 def test_a_failed_run_leaves_older_files_alone_and_clears_what_a_killed_one_left(tmp_path):

@@ -50,10 +50,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """The content of batches.json, and for each reason of a drop a line for people."""
+    """The content of batches.json, and lines for people: one for each reason of a drop, and what else must not go unnoticed."""
 
     record: dict[str, Any]
-    drops: list[str]
+    remarks: list[str]
 
     def summary(self) -> str:
         record = self.record
@@ -61,7 +61,7 @@ class Tokenized:
         return "\n".join(
             (
                 f"{record['rows']} rows: {record['rows'] - dropped} kept, {dropped} dropped",
-                *(f"  {line}" for line in self.drops),
+                *(f"  {line}" for line in self.remarks),
                 f"{record['samples']} samples in {len(record['batches'])} batches, {record['tokens']} tokens, "
                 f"{record['trained_tokens']} of them trained; longest sample {record['longest']} tokens",
             )
@@ -111,11 +111,14 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
         **batches.totals(),
         "rows": ledger.rows,
         "dropped": dict(ledger.dropped),
+        "dropped_turns": dict(ledger.dropped_turns),
+        "truncated": ledger.truncated,
+        "without_mask": ledger.without_mask,
         "split": _split(batches, request.data.train_ratio),
         "tokenizer": _describe(tokenizer, tokenize),
     }
     write_json(directory / "batches.json", record)
-    return Tokenized(record, ledger.explain_drops())
+    return Tokenized(record, [*ledger.explain_drops(), *ledger.remarks(settings.max_length)])
 
 
 def _kept_samples(request: Request, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int) -> Iterator[PlacedSample]:

@@ -148,5 +148,5 @@ class SpanEncoder:
 
 
 def _comparable(text: str) -> str:
-    """A text as a tokenizer with a normalizer sees it: composed characters, no space at the ends."""
-    return unicodedata.normalize("NFC", text).strip()
+    """A text as a tokenizer with a normalizer sees it: composed characters, no blank at the ends (SentencePiece puts one there, or takes it away)."""
+    return unicodedata.normalize("NFC", text).strip(" ")

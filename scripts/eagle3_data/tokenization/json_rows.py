@@ -18,6 +18,9 @@ from eagle3_data.tokenization.rows import Row
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 4096
 SPACE = re.compile(r"[ \t\r\n]*")
+BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+"""Strings, since they may hold brackets, and brackets."""
+
 BEHIND_ELEMENT = tuple(" \t\r\n,]")
 COMPRESSIONS = {"gz": "gzip", "zst": "zstd"}
 
@@ -28,7 +31,7 @@ def read_json_rows(number: int, path: Path, compression: str | None) -> Iterator
         with _open(path, compression) as file:
             offset = _behind_mark(file.peek(HEAD_BYTES))
             file.read(offset)
-            array = file.peek(HEAD_BYTES)[:HEAD_BYTES].lstrip()[:1] == b"["
+            array = _is_array(file.peek(HEAD_BYTES))
             yield from _array_elements(number, path, file) if array else _lines(number, file)
     except (OSError, EOFError) as error:
         raise InputError(f"{path} cannot be read to its end ({headline(error)}); check its permissions and that it is whole") from error
@@ -41,6 +44,12 @@ def _open(path: Path, compression: str | None) -> io.BufferedReader:
 
 def _behind_mark(head: bytes) -> int:
     return len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+
+
+def _is_array(head: bytes) -> bool:
+    """Whether the file is one array, and not a list in each line."""
+    first, _, rest = head.lstrip().partition(b"\n")
+    return first[:1] == b"[" and not (first.rstrip().endswith(b"]") and rest.lstrip()[:1] == b"[")
 
 
 def _lines(number: int, file: BinaryIO) -> Iterator[Row]:
@@ -74,7 +83,7 @@ class _Window:
 
     def __init__(self, file: BinaryIO) -> None:
         self._reader = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        self._parse = json.JSONDecoder().raw_decode
+        self._parse = json.JSONDecoder(parse_int=float).raw_decode  # only ends are looked for, and `int` refuses thousands of digits
         self._text = ""
         self._position = 0
         self._exhausted = False
@@ -108,11 +117,28 @@ class _Window:
             except json.JSONDecodeError as error:
                 if self._exhausted:
                     raise ValueError(error.msg) from None
+            except RecursionError:
+                if end := self._end_of_nested():
+                    return self._taken(end)
+                if self._exhausted:
+                    raise ValueError("nested too deeply, and never closed") from None
             else:
                 if self._exhausted or self._text[end : end + 1] in BEHIND_ELEMENT:  # a number may go on behind the window
-                    text, self._position = self._text[self._position : end], end
-                    return text
+                    return self._taken(end)
             self._read_on()
+
+    def _taken(self, end: int) -> str:
+        text, self._position = self._text[self._position : end], end
+        return text
+
+    def _end_of_nested(self) -> int:
+        """Where the brackets that open at the position are closed, 0 if not in this window: for what is nested too deeply to be parsed."""
+        depth = 0
+        for found in BRACKETS.finditer(self._text, self._position):
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+            if depth == 0:
+                return found.end()
+        return 0
 
     def _read_on(self) -> None:
         rest = self._text[self._position :]

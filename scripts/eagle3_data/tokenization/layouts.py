@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from eagle3_data.config import Source
-from eagle3_data.tokenization.messages import openai_message, parsed, sharegpt_message
+from eagle3_data.tokenization.messages import SHOWN, openai_message, parsed, sharegpt_message
 from eagle3_data.tokenization.rows import BadRowError, Content, Conversation, DropError, FormattedText, TokenizedRow
 
 TURNS = ("messages", "conversations", "conversation", "traj")
@@ -14,6 +15,12 @@ PROMPTS = ("prompt", "question")
 RESPONSES = ("response", "completion", "answer", "output")
 TEXTS = ("text",)
 IDS = ("input_ids", "token_ids")
+LABELS = "labels"
+MASKS = ("loss_mask", "assistant_masks", "completion_mask", LABELS)
+IGNORED = -100
+"""The label of a token that is not trained, in PyTorch and transformers."""
+
+MASK_LIKE = re.compile(r"^(?!special_tokens_).*(mask|label)", re.IGNORECASE)
 OWN_NAMES = ("id", "conversation_id", "uuid", "question_id")
 
 Reader = Callable[[dict[str, Any], Source], Content]
@@ -22,7 +29,7 @@ Reader = Callable[[dict[str, Any], Source], Content]
 def read_row(row: Any, source: Source) -> Content:
     """What the row holds. Raises BadRowError naming the field or turn at fault, DropError where there is nothing to train on."""
     if not isinstance(row, dict):
-        raise BadRowError(f"the row is of type {type(row).__name__}; expected an object")
+        raise BadRowError(f'the row is a {type(row).__name__}; rows must be JSON objects, such as {{"messages": [...]}}')
     layout = source.layout if source.layout != "auto" else _layout_of(row, source)
     return READERS[layout](row, source)
 
@@ -41,10 +48,10 @@ def _layout_of(row: dict[str, Any], source: Source) -> str:
     if source.field:
         value = _field(row, (source.field,), "field")
         if isinstance(value, str):
-            return "prompt_response" if source.response_field or any(name in row for name in RESPONSES) else "text"
+            return "prompt_response" if source.response_field or any(row.get(name) is not None for name in RESPONSES) else "text"
         return "tokens" if isinstance(value, list) and value and isinstance(value[0], int) else "messages"
     for names, layout in ((TURNS, "messages"), (IDS, "tokens"), (PROMPTS, "prompt_response"), (TEXTS, "text")):
-        if any(name in row for name in names):
+        if any(row.get(name) is not None for name in names):
             return layout
     return "messages"
 
@@ -89,14 +96,40 @@ def _tokens(row: dict[str, Any], source: Source) -> TokenizedRow:
         raise BadRowError("the token ids are not a list of integers from 0 on")
     if not ids:
         raise DropError("empty", "no token ids")
-    mask = row.get(source.mask_field)
-    if mask is None:
-        return TokenizedRow(ids, b"\x01" * len(ids))
-    if not isinstance(mask, list) or not all(type(flag) in (int, bool) and flag in (0, 1) for flag in mask):
-        raise BadRowError(f"field {source.mask_field!r} is not a list of 0 and 1")
-    if len(mask) != len(ids):
-        raise BadRowError(f"field {source.mask_field!r} has {len(mask)} elements for {len(ids)} token ids")
-    return TokenizedRow(ids, bytes(mask))
+    name = _mask_name(row, source, len(ids))
+    return TokenizedRow(ids, _mask(row[name], name, ids)) if name else TokenizedRow(ids, b"\x01" * len(ids), whole=True)
+
+
+def _mask_name(row: dict[str, Any], source: Source, length: int) -> str:
+    """The field with the row's mask, empty if it has none. Raises BadRowError where there should be one, or may be one under another name."""
+    names = (source.mask_field,) if source.mask_field else MASKS
+    if found := next((name for name in names if row.get(name) is not None), ""):
+        return found
+    if source.mask_field or any(name in row for name in names):
+        raise _missing(row, names, "mask_field")
+    for name, value in row.items():
+        if name == "attention_mask":
+            if isinstance(value, list) and 0 in value:
+                raise BadRowError(f"field {name!r} has zeros, so the row is padded, and has no loss mask; take the padding out, or add a `loss_mask`")
+        elif MASK_LIKE.search(name) and (value is None or (isinstance(value, list) and len(value) == length)):
+            raise BadRowError(f"field {name[:SHOWN]!r} looks like a loss mask; name it in the source's `mask_field`, or take it out")
+    return ""
+
+
+def _mask(values: Any, name: str, ids: list[int]) -> bytes:
+    """The loss mask [T] that a field with 0 and 1, or with labels, stands for."""
+    if not isinstance(values, list) or not all(type(value) in (int, bool) for value in values):
+        raise BadRowError(f"field {name!r} is not a list of integers")
+    if len(values) != len(ids):
+        raise BadRowError(f"field {name!r} has {len(values)} elements for {len(ids)} token ids")
+    if name != LABELS and set(values) <= {0, 1}:
+        return bytes(values)
+    if name in MASKS and name != LABELS:
+        raise BadRowError(f"field {name!r} is not a list of 0 and 1")
+    for number, (label, token) in enumerate(zip(values, ids, strict=True)):
+        if label not in (token, IGNORED):
+            raise BadRowError(f"field {name!r} is not a list of labels: token {number} has {label}, neither its own id nor {IGNORED}")
+    return bytes(map(IGNORED.__ne__, values))
 
 
 READERS: Mapping[str, Reader] = {
@@ -109,11 +142,18 @@ READERS: Mapping[str, Reader] = {
 
 
 def _field(row: dict[str, Any], names: tuple[str, ...], key: str) -> Any:
+    """The first of these fields that is not null."""
     for name in names:
-        if name in row:
+        if row.get(name) is not None:
             return row[name]
+    raise _missing(row, names, key)
+
+
+def _missing(row: dict[str, Any], names: tuple[str, ...], key: str) -> BadRowError:
+    if present := next((name for name in names if name in row), ""):
+        return BadRowError(f"field {present!r} is null")
     wanted = " or ".join(map(repr, names))
-    raise BadRowError(f"there is no field {wanted}; the fields are {', '.join(repr(name)[:60] for name in row)}; set the source's `{key}` or `layout`")
+    return BadRowError(f"there is no field {wanted}; the fields are {', '.join(repr(name)[:60] for name in row)}; set the source's `{key}` or `layout`")
 
 
 def _messages(turns: list[Any], source: Source) -> list[dict[str, Any]]:

@@ -34,7 +34,11 @@ ROWS_AT_ONCE = 4096
 
 
 class LedgerWriter:
-    """Writes ledger.parquet as rows come and counts the fates."""
+    """Writes ledger.parquet as rows come and counts the fates.
+
+    `dropped` counts rows by reason; `dropped_turns` the samples that kept rows lack, with `train_on: each`; `truncated` the samples
+    that were cut; `without_mask` the kept rows of token ids that are trained whole because they have no mask.
+    """
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
@@ -42,13 +46,21 @@ class LedgerWriter:
         self._examples: dict[str, str] = {}
         self.rows = 0
         self.dropped: Counter[str] = Counter()
+        self.dropped_turns: Counter[str] = Counter()
+        self.truncated = 0
+        self.without_mask = 0
 
     def add(self, source: str, conversation_id: str, outcome: Outcome, kept: Sequence[PlacedSample], dropped: Sequence[Drop]) -> None:
         """A row of which any sample is kept is kept; its detail then tells of the samples that are not."""
         reason = "" if kept else dropped[0].reason
         detail = "; ".join(filter(None, (_told(drop, reason) for drop in dropped)))
         self.rows += 1
-        if not kept:
+        truncated = sum(placed.sample.truncated for placed in kept)
+        self.truncated += truncated
+        if kept:
+            self.dropped_turns.update(drop.reason for drop in dropped)
+            self.without_mask += outcome.whole
+        else:
             self.dropped[reason] += 1
             self._examples.setdefault(reason, f"first {conversation_id}" + (f": {detail}" if detail else ""))
         self._pending.append(
@@ -63,7 +75,7 @@ class LedgerWriter:
                 "sample_ids": [placed.sample_id for placed in kept],
                 "tokens": sum(placed.sample.tokens for placed in kept),
                 "trained_tokens": sum(placed.sample.trained_tokens for placed in kept),
-                "truncated": any(placed.sample.truncated for placed in kept),
+                "truncated": truncated > 0,
             }
         )
         if len(self._pending) == ROWS_AT_ONCE:
@@ -76,6 +88,16 @@ class LedgerWriter:
     def explain_drops(self) -> list[str]:
         """A line for each reason, the most frequent first."""
         return [f"{count} x {reason}: {REASONS[reason]} ({self._examples[reason]})" for reason, count in self.dropped.most_common()]
+
+    def remarks(self, max_length: int) -> list[str]:
+        """Lines for what kept rows have lost, or lack."""
+        turns = ", ".join(f"{count} x {reason}" for reason, count in self.dropped_turns.most_common())
+        lines = {
+            f"of these rows {self.dropped_turns.total()} turns dropped: {turns}": self.dropped_turns.total(),
+            f"{self.truncated} samples cut after tokenization.max_length ({max_length}) tokens": self.truncated,
+            f"{self.without_mask} rows of token ids without a loss mask: all of their tokens are trained": self.without_mask,
+        }
+        return [line for line, count in lines.items() if count]
 
     def _flush(self) -> None:
         if self._pending:

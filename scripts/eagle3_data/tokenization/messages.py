@@ -64,6 +64,8 @@ def text_of(content: Any) -> str | None:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind == "text":
+                raise BadRowError(f"has a content part of type 'text' whose text is a {type(text).__name__}; expected a string")
             raise BadRowError(f"has a content part of type {str(kind)[:SHOWN]!r}; only text can be tokenized")
         texts.append(text)
     return "\n".join(texts)

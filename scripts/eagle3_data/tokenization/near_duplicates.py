@@ -13,6 +13,8 @@ from eagle3_data.tokenization.rows import Content, Conversation, FormattedText
 PERMUTATIONS = 128
 SHINGLE = 5
 SCHEME = "affine32"
+HIGHEST_OF_INDEX = 0.9
+"""The index only proposes candidates, which are then compared; for thresholds near 1 it cannot be built."""
 
 
 def signature_of(content: Content) -> NDArray[np.uint32]:
@@ -28,7 +30,7 @@ class NearDuplicates:
     def __init__(self, threshold: float) -> None:
         """`threshold`: estimated Jaccard index from which on two rows count as near duplicates."""
         self._threshold = threshold
-        self._index = _datasketch().MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+        self._index = _datasketch().MinHashLSH(threshold=min(threshold, HIGHEST_OF_INDEX), num_perm=PERMUTATIONS)
         self._signatures: list[NDArray[np.uint32]] = []
 
     def add(self, signature: NDArray[np.uint32]) -> bool:

@@ -12,8 +12,11 @@ class ReasoningMarkers:
 
     pairs: Sequence[tuple[str, str]]
 
-    def behind_scaffold(self, text: str, start: int) -> int:
-        """`start`, or the place behind an empty scaffold there, spaced or not, also behind one whose opening belongs to the generation prompt."""
+    def behind_scaffold(self, text: str, start: int, space: str | None = None) -> int:
+        """`start`, or the place behind an empty scaffold there, spaced or not, also behind one whose opening belongs to the generation prompt.
+
+        The scaffold ends with `space` if that follows it: more white space is the answer's own. Otherwise all white space is the scaffold's.
+        """
         for opening, closing in self.pairs:
             position = skip_space(text, start)
             if text.startswith(opening, position):
@@ -22,7 +25,8 @@ class ReasoningMarkers:
                 continue
             position = skip_space(text, position)
             if text.startswith(closing, position):
-                return skip_space(text, position + len(closing))
+                position += len(closing)
+                return position + len(space) if space is not None and text.startswith(space, position) else skip_space(text, position)
         return start
 
     def without_scaffold(self, content: str) -> str:

@@ -12,6 +12,7 @@ REASONS = {
     "no-assistant-turn": "there is no turn of the assistant to train on",
     "template-refused": "the target's chat template raised an error",
     "history-rewritten": "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be proved",
+    "unclear-turn": "which part of the formatted text is the assistant's cannot be told for certain",
     "text-mismatch": "the trained tokens would not read as the assistant's text",
     "outside-vocabulary": "a token id that the target model has no embedding for",
     "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",
@@ -37,13 +38,17 @@ class DropError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed, else `value` is the row."""
+    """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed, else `value` is the row.
+
+    `fault`: why the reader could not make a value of it.
+    """
 
     source: int
     index: int
     place: str
     text: bytes | str | None = None
     value: Any = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,11 @@ class FormattedText:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRow:
-    """Token ids [T] and their loss mask [T] of 0 and 1, made elsewhere."""
+    """Token ids [T] and their loss mask [T] of 0 and 1, made elsewhere. `whole`: the row has no mask, so all of it is trained."""
 
     ids: list[int]
     mask: bytes
+    whole: bool = False
 
 
 Content = Conversation | FormattedText | TokenizedRow
@@ -105,7 +111,7 @@ class Outcome:
     """What became of one row: samples, or why there are none.
 
     `error` tells where and why a row is bad, for a run that stops there. `signature` is the row's MinHash, if near
-    duplicates are looked for.
+    duplicates are looked for. `whole`: token ids that came without a mask.
     """
 
     source: int
@@ -115,3 +121,4 @@ class Outcome:
     dropped: tuple[Drop, ...] = ()
     error: str = ""
     signature: Any = None
+    whole: bool = False

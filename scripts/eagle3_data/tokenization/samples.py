@@ -25,6 +25,9 @@ NO_TEMPLATE = (
     "the target has no chat template, and {what}; put the model's chat_template.jinja into its directory, or name a file in tokenization.chat_template{or_else}"
 )
 
+UNREADABLE = {UnicodeEncodeError: "the text holds half of a character (a lone surrogate)", RecursionError: "nested too deeply"}
+"""What errors say of the row that causes them."""
+
 
 class RowTokenizer:
     """Turns rows into outcomes. Every row gets one, whatever it holds; InputError is for faults of the target or the configuration."""
@@ -53,9 +56,10 @@ class RowTokenizer:
             content = read_row(value, source)
             samples, dropped = self._samples(content, trained=source.trained)
             signature = signature_of(content) if self._settings.near_duplicates and samples else None
-            return Outcome(row.source, row.index, name, samples, dropped, signature=signature)
-        except (BadRowError, UnicodeEncodeError) as error:
-            told = str(error) if isinstance(error, BadRowError) else "the text holds half of a character (a lone surrogate)"
+            whole = isinstance(content, TokenizedRow) and content.whole
+            return Outcome(row.source, row.index, name, samples, dropped, signature=signature, whole=whole)
+        except (BadRowError, UnicodeEncodeError, RecursionError) as error:
+            told = str(error) if isinstance(error, BadRowError) else UNREADABLE[type(error)]
             return Outcome(row.source, row.index, name, dropped=(Drop("", "bad-row", told),), error=f"{row.place}: {told}")
         except DropError as drop:
             return Outcome(row.source, row.index, name, dropped=(Drop("", drop.reason, drop.detail),))
@@ -102,11 +106,7 @@ class RowTokenizer:
         if trained == "all":
             encoded = self._encoder.encode(text, [(0, len(text))])
         else:
-            template, locator = self._templating("the assistant's turns in a text are found by it", ", or set the source's `trained: all`")
-            if not template.header:
-                raise InputError(
-                    "the chat template has no text that opens every turn of the assistant, so turns cannot be found in a text; set the source's `trained: all`"
-                )
+            _, locator = self._templating("the assistant's turns in a text are found by it", ", or set the source's `trained: all`")
             rendering = locator.locate_in_text(text)
             if not rendering.spans:
                 raise DropError(
@@ -149,6 +149,8 @@ def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_siz
 
 
 def _value(row: Row) -> Any:
+    if row.fault:
+        raise BadRowError(row.fault)
     if row.text is None:
         return row.value
     try:
@@ -157,5 +159,5 @@ def _value(row: Row) -> Any:
         raise BadRowError("not UTF-8") from None
     except json.JSONDecodeError as error:
         raise BadRowError(f"not valid JSON (character {error.pos + 1}: {error.msg}); expected one object a line, or one array of objects in the file") from None
-    except RecursionError:
-        raise BadRowError("nested too deeply") from None
+    except ValueError:  # Python refuses it, lest a few bytes keep it busy
+        raise BadRowError("not valid JSON: an integer of too many digits") from None

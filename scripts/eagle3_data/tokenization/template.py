@@ -32,9 +32,10 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeE
 class ChatTemplate:
     """Renders conversations as `tokenizer.apply_chat_template(tokenize=False)` does, without its cost per call.
 
-    `stops`: texts of the tokens that end a turn. `header`: what opens an assistant's turn in history, too, and `header_rest` what
-    else the generation prompt has. `lead`: what the model writes before a plain answer, such as the name of a channel. The last
-    two are mostly empty. `control_tokens`: the added tokens that separate turns.
+    `stops`: texts of the tokens that end a turn, `closers`: of those with which the template itself closes one. `header`: what opens
+    an assistant's turn in history, too, and `header_rest` what else the generation prompt has. `lead`: what the model writes before a
+    plain answer, such as the name of a channel. The last two are mostly empty. `added_tokens`: texts of all added tokens,
+    `control_tokens`: of those that separate turns.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class ChatTemplate:
         self._variables = {**variables, "strftime_now": today.strftime}
         self._own_way = own_way
         self._check_syntax()
-        self.call_style = CallStyle.learn(lambda messages: self._try(*messages))
-        self.stops = tuple(dict.fromkeys(filter(None, (*stop_texts, *self._closing_tokens(added_tokens)))))
+        self.call_style = CallStyle.learn(lambda messages: self.attempt(*messages))
+        self.added_tokens = tuple(added_tokens)
+        self.closers = tuple(self._closing_tokens(added_tokens))
+        self.stops = tuple(dict.fromkeys(filter(None, (*stop_texts, *self.closers))))
         self.header, self.header_rest, self.lead = self._learn_opening(added_tokens)
-        rendered = self._try(USER, ANSWER, USER)
+        rendered = self.attempt(USER, ANSWER, USER)
         self.control_tokens = [token for token in added_tokens if token and token in rendered]
 
     @property
@@ -75,6 +78,13 @@ class ChatTemplate:
             return str(render_jinja_template([messages], **options)[0][0])
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
+
+    def attempt(self, *messages: Message, generation_prompt: bool = False) -> str:
+        """The conversation as text, empty if the template refuses it."""
+        try:
+            return self.render(messages, generation_prompt=generation_prompt)
+        except DropError:
+            return ""
 
     def render_tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[tuple[int, int]]:
         """Character spans that the template itself marks with `{% generation %}`, in the text that `render` gives. Raises DropError."""
@@ -113,26 +123,20 @@ class ChatTemplate:
 
     # What made-up conversations teach
 
-    def _try(self, *messages: Message, generation_prompt: bool = False) -> str:
-        try:
-            return self.render(messages, generation_prompt=generation_prompt)
-        except DropError:
-            return ""
-
     def _closing_tokens(self, added_tokens: Sequence[str]) -> list[str]:
         """The added token, if any, that directly closes an assistant turn, inside a conversation and at its end."""
         next_question = {**USER, "content": NEXT_MARK}
-        inside = self._try(USER, ANSWER, next_question).partition(MARK)[2].partition(NEXT_MARK)[0]
-        if self._try(next_question).partition(NEXT_MARK)[0].endswith(inside):
+        inside = self.attempt(USER, ANSWER, next_question).partition(MARK)[2].partition(NEXT_MARK)[0]
+        if self.attempt(next_question).partition(NEXT_MARK)[0].endswith(inside):
             inside = ""  # nothing but what opens the next turn
-        at_end = self._try(USER, ANSWER).partition(MARK)[2]
+        at_end = self.attempt(USER, ANSWER).partition(MARK)[2]
         closing = ([token for token in added_tokens if token and tail.lstrip().startswith(token)] for tail in (inside, at_end))
         return [max(tokens, key=len) for tokens in closing if tokens]
 
     def _learn_opening(self, added_tokens: Sequence[str]) -> tuple[str, str, str]:
         """Header, its rest and lead: the generation prompt as far as history has it, too; what follows there; what is written before an answer."""
-        user, prompted = self._try(USER), self._try(USER, generation_prompt=True)
-        answered, history = self._try(USER, ANSWER).partition(MARK)[0], self._try(USER, ANSWER, USER).partition(MARK)[0]
+        user, prompted = self.attempt(USER), self.attempt(USER, generation_prompt=True)
+        answered, history = self.attempt(USER, ANSWER).partition(MARK)[0], self.attempt(USER, ANSWER, USER).partition(MARK)[0]
         lead = answered[len(prompted) :] if prompted and answered.startswith(prompted) else ""
         if not user or not prompted.startswith(user) or not history.startswith(user):
             return "", "", lead

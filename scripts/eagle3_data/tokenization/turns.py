@@ -19,35 +19,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NoReturn
 
 from eagle3_data.tokenization.call_style import Message
+from eagle3_data.tokenization.formatted import FormattedTurns
 from eagle3_data.tokenization.messages import REASONING_FIELDS
 from eagle3_data.tokenization.reasoning import ReasoningMarkers, skip_space
 from eagle3_data.tokenization.rows import DropError
-from eagle3_data.tokenization.template import MARK, REASONING_MARK, ChatTemplate
+from eagle3_data.tokenization.spans import ANSWERED, CALLING, QUESTION, RESULT, Span, common_prefix_length
+from eagle3_data.tokenization.template import ANSWER, MARK, REASONING_MARK, USER, ChatTemplate
 from eagle3_data.tokenization.verification import Verifier
 
 Tools = list[dict[str, Any]] | None
 
-QUESTION, ANSWER, CALL = {"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}, {"name": "f", "arguments": {"k": "v"}}
-CALLING = {"role": "assistant", "content": None, "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}]}
-RESULT = {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "r"}
 MADE_UP: tuple[list[Message], ...] = (
-    [QUESTION, ANSWER, QUESTION, {**ANSWER, "content": "two"}],
-    [QUESTION, CALLING, RESULT, ANSWER],
-    [QUESTION, {**ANSWER, **dict.fromkeys(REASONING_FIELDS, "because")}],
+    [QUESTION, ANSWERED, QUESTION, {**ANSWERED, "content": "two"}],
+    [QUESTION, CALLING, RESULT, ANSWERED],
+    [QUESTION, {**ANSWERED, **dict.fromkeys(REASONING_FIELDS, "because")}],
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Characters start..stop of a rendering are a turn's generated text, stop..end the token that ends it (empty if there is none)."""
-
-    start: int
-    stop: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +55,17 @@ class TurnLocator:
     def __init__(self, template: ChatTemplate, markers: ReasoningMarkers) -> None:
         self._template = template
         self._markers = markers
+        self._scaffold_space = self._learn_scaffold_space()
         self._verifier = Verifier(markers, template.lead, template.header)
         shortcuts = {self._by_tags: template.has_generation_tags, self._by_headers: bool(template.header.strip())}
         self._shortcuts = [find for find, possible in shortcuts.items() if possible and self._agrees(find)]
         self.uses_generation_tags = self._by_tags in self._shortcuts
 
     def locate(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> Rendering:
-        """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises DropError."""
+        """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises DropError.
+
+        A turn of which the template shows nothing, such as one of reasoning that it strips, has no span: its end alone is nothing to train.
+        """
         text = self._template.render(messages, tools)
         found: dict[int, Span] = {}
         for find in self._shortcuts:
@@ -81,21 +76,36 @@ class TurnLocator:
                 found[index] = self._incremental(text, messages, tools, index)
                 if not self._reads_right(text, found[index], messages[index]):
                     raise DropError("text-mismatch", f"turn {index}")
-        in_order = tuple(found[index] for index in wanted)
+        in_order = tuple(span for span in (found[index] for index in wanted) if text[span.start : span.stop].strip())
+        if not in_order:
+            raise DropError("empty", "the chat template shows nothing of what the assistant says")
         if any(later.start < earlier.end for earlier, later in pairwise(in_order)):
             raise DropError("text-mismatch", "turns overlap")
         return Rendering(text, in_order)
 
     def locate_in_text(self, text: str) -> Rendering:
-        """The turns of a text to which the template has been applied already: from each assistant's header to the next stop token."""
-        spans = []
-        position = text.find(self._template.header)
-        while position >= 0:
-            start = self._markers.behind_scaffold(text, position + len(self._template.header))
-            stop, end = self._template.find_stop(text, start, len(text)) or (len(text), len(text))
-            spans.append(Span(start, stop, end))
-            position = text.find(self._template.header, end)
-        return Rendering(text, tuple(span for span in spans if text[span.start : span.stop].strip()))
+        """The turns of a text to which the template has been applied already. Raises DropError, or InputError if no text of this template shows them."""
+        return Rendering(text, self._formatted.locate(text))
+
+    @cached_property
+    def _formatted(self) -> FormattedTurns:
+        return FormattedTurns(self._template, self._start_of_answer)
+
+    def _start_of_answer(self, text: str, header_end: int) -> int:
+        """Behind the rest of the generation prompt, and behind an empty scaffold."""
+        if text.startswith(self._template.header_rest, header_end):
+            header_end += len(self._template.header_rest)
+        return self._behind_scaffold(text, header_end)
+
+    def _behind_scaffold(self, text: str, start: int) -> int:
+        return self._markers.behind_scaffold(text, start, self._scaffold_space)
+
+    def _learn_scaffold_space(self) -> str | None:
+        """The white space that the template writes between an empty scaffold and the answer, if it always writes the same."""
+        openings = [self._template.attempt(*messages).partition(MARK)[0] for messages in ((USER, ANSWER), (USER, ANSWER, USER))]
+        visible = [(opening, opening.rstrip()) for opening in openings]
+        found = {opening[len(seen) :] for opening, seen in visible if any(seen.endswith(closing) for _, closing in self._markers.pairs)}
+        return found.pop() if len(found) == 1 else None
 
     def says_something(self, message: Message) -> bool:
         """Whether there is anything in an assistant's message to train on."""
@@ -115,7 +125,7 @@ class TurnLocator:
 
     def _closed_tag(self, text: str, start: int, end: int) -> Span:
         """A tag's text without an empty scaffold. Its stop token may lie at the end inside the tags or right behind them."""
-        start = self._markers.behind_scaffold(text, start)
+        start = self._behind_scaffold(text, start)
         body = text[start:end].rstrip()
         if inside := self._template.stop_at_end(body):
             return Span(start, start + len(body) - len(inside), start + len(body))
@@ -137,9 +147,7 @@ class TurnLocator:
         return spans
 
     def _behind_header(self, text: str, start: int, limit: int, message: Message) -> Span | None:
-        if text.startswith(self._template.header_rest, start):
-            start += len(self._template.header_rest)
-        start = self._markers.behind_scaffold(text, start)
+        start = self._start_of_answer(text, start)
         return self._end_of_plain_answer(text, start, message) or self._end_by_stop(text, start, limit, message)
 
     def _agrees(self, find: Callable[[str, Sequence[Message], Tools], dict[int, Span]]) -> bool:
@@ -172,12 +180,12 @@ class TurnLocator:
         if rewritten:
             start = self._substituted(text, messages, tools, index)
             start -= len(self._lead_before(text, start, before, messages[: index + 1], tools))
-        start = self._markers.behind_scaffold(text, start)
+        start = self._behind_scaffold(text, start)
         if span := self._end_of_plain_answer(text, start, messages[index]):
             return span
         if not rewritten:
             closed = text if index == len(messages) - 1 else self._template.render(messages[: index + 1], tools)
-            limit = _common_prefix(closed, text)
+            limit = common_prefix_length(closed, text)
             if span := self._end_by_stop(text, start, limit, messages[index]):
                 return span
             if limit == len(closed):  # no stop token is the turn's own; what opens the next one may be one
@@ -190,11 +198,22 @@ class TurnLocator:
         if message.get("tool_calls"):
             return None
         content = message["content"] or ""
+        inline, visible = self._markers.split(content)
         for lead in dict.fromkeys(("", self._template.lead)):
-            for answer in dict.fromkeys((content, content.strip(), self._markers.split(content)[1])):
+            for answer in dict.fromkeys((content, content.strip(), visible)):
                 if answer and text.startswith(lead + answer, start):
+                    reasoning = message.get("reasoning_content") or ("" if answer.strip() == content.strip() else inline)
+                    if reasoning and self._opens_with(text, start, reasoning.strip()):
+                        return None  # reasoning that begins as the answer does
                     return self._ended_behind(text, start, start + len(lead) + len(answer))
         return None
+
+    def _opens_with(self, text: str, start: int, reasoning: str) -> bool:
+        position = skip_space(text, start)
+        for opening, _ in self._markers.pairs:
+            if text.startswith(opening, position):
+                position = skip_space(text, position + len(opening))
+        return text.startswith(reasoning, position)
 
     def _ended_behind(self, text: str, start: int, body_end: int) -> Span:
         """The span of a turn whose text ends at `body_end`, with the stop token behind it, if there is one."""
@@ -235,7 +254,7 @@ class TurnLocator:
         answer = self._markers.split((messages[-1]["content"] or "").strip())[1]
         if not before or not answer or not own.startswith(before):
             return ""
-        lead, found, _ = own[self._markers.behind_scaffold(own, len(before)) :].partition(answer)
+        lead, found, _ = own[self._behind_scaffold(own, len(before)) :].partition(answer)
         return lead if found and text.endswith(lead, 0, start) else ""
 
 
@@ -245,12 +264,3 @@ def _assistants(messages: Sequence[Message]) -> list[int]:
 
 def _unproved(index: int) -> NoReturn:
     raise DropError("history-rewritten", f"turn {index}")
-
-
-def _common_prefix(one: str, other: str) -> int:
-    """Length of the common prefix, by bisection: comparing slices is far faster than comparing characters."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
