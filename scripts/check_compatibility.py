@@ -12,11 +12,12 @@ from eagle3_data.compatibility import history, releases, report
 from eagle3_data.compatibility.findings import Findings
 from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.wire_contract import Plan
-from eagle3_data.errors import CompatibilityError, InputError, headline
+from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
 from eagle3_data.layers import OFFSETS
 from eagle3_data.records import read_json, write_json
 
 WRONG_USE = 2
+ENGINE_ARGUMENTS = "--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'"
 INSTALLED_TITLE = "compatibility of the installed packages with this run"
 
 
@@ -87,14 +88,23 @@ def asked(arguments: argparse.Namespace) -> Question:
     try:
         engine_arguments = json.loads(arguments.engine_arguments)
     except ValueError as error:
-        raise InputError("--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'") from error
+        raise InputError(ENGINE_ARGUMENTS) from error
+    if not isinstance(engine_arguments, dict):
+        raise InputError(ENGINE_ARGUMENTS)
     layers = arguments.layers and tuple(k + OFFSETS[arguments.layer_convention] for k in arguments.layers)
     return Question(
         clients=tuple(releases.open_client_at(place) for place in arguments.client),
         model=Model.read(Path(arguments.model)) if arguments.model else None,
         layers=layers or None,
         plan=Plan.of(arguments.tensor_parallel, engine_arguments),
+        engine_arguments=engine_arguments,
     )
+
+
+def at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 def add_question(command: argparse.ArgumentParser) -> None:
@@ -107,7 +117,7 @@ def add_question(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", help="the target's config.json, or the directory that holds it")
     command.add_argument("--layers", type=int, nargs="+", help="layer ids; by default 2, L//2, L-3 and L")
     command.add_argument("--layer-convention", choices=sorted(OFFSETS), default="vllm", help="how --layers counts (default: vllm)")
-    command.add_argument("--tensor-parallel", type=int, default=1, help="devices the model is split over (default: 1)")
+    command.add_argument("--tensor-parallel", type=at_least_one, default=1, help="devices the model is split over (default: 1)")
     command.add_argument("--engine-arguments", default="{}", help="further arguments of vLLM as JSON, such as '{\"enable_prefix_caching\": false}'")
     command.add_argument("--json", help="record to write")
 
@@ -137,7 +147,7 @@ def main() -> None:
     arguments = parse()
     try:
         arguments.run(arguments)
-    except InputError as error:
+    except (ConfigError, InputError) as error:
         if arguments.run is installed:
             raise
         cli.say(headline(error))  # a wrong path or version is a wrong command line, not a finding

@@ -20,12 +20,21 @@ class ClientFile:
     source: str
 
     @cached_property
-    def tree(self) -> ast.Module:
-        """The syntax tree; empty where the file is no Python of this interpreter's version."""
+    def _parsed(self) -> ast.Module | SyntaxError | ValueError:
         try:
             return ast.parse(self.source)
-        except SyntaxError:
-            return ast.Module([], [])
+        except (SyntaxError, ValueError) as error:  # ValueError: a NUL in the text
+            return error
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax tree; empty where the file is no Python of this interpreter's version."""
+        return self._parsed if isinstance(self._parsed, ast.Module) else ast.Module([], [])
+
+    @property
+    def syntax_error(self) -> SyntaxError | ValueError | None:
+        """Why the file cannot be parsed, if so: nothing in it is judged then."""
+        return None if isinstance(self._parsed, ast.Module) else self._parsed
 
     def location(self, node: ast.AST) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
