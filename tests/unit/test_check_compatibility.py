@@ -16,7 +16,7 @@ from eagle3_data.compatibility.engine_class import check_engine
 from eagle3_data.compatibility.findings import Finding, Findings
 from eagle3_data.compatibility.installed import check_vllm, own_clients
 from eagle3_data.compatibility.remote_code import check_remote_code
-from eagle3_data.compatibility.source_tree import installed_tree
+from eagle3_data.compatibility.source_tree import installed_tree, open_tree
 from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.tokenizer import check_tokenizer
 from eagle3_data.compatibility.wire_contract import Plan
@@ -143,6 +143,27 @@ def test_a_misspelt_engine_argument_fails_in_static_mode_too(tmp_path):
     done = run("static", "--vllm", tmp_path / "tree", "--engine-arguments", '{"max_num_batched_token": 64}')
     assert done.returncode == 1 and "FAIL unknown-engine-argument" in done.stderr and "did you mean max_num_batched_tokens?" in done.stderr
     assert run("static", "--vllm", tmp_path / "tree", "--engine-arguments", '{"max_num_batched_tokens": 64}').returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [("vllm<=0.16.0,>=0.12.0", 1), ("vllm<=0.16.0; extra == 'datagen'", 1), ("vllm>=9", 0), ("vllm", 0), ("torch<2", 0), ("vllm<<1", 0)],
+)
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_client_that_declares_another_vllm_is_warned_of(tmp_path, declared, expected, packed):
+    """The tree is of version 9.8.7. The range is that of a wheel's metadata or of a source tree's pyproject.toml."""
+    write_tree(tmp_path / "tree")
+    client = tmp_path / "client"
+    client.mkdir()
+    (client / "use.py").write_text("import vllm\n")
+    requirement, _, extra = declared.partition("; extra == ")
+    group = f"dependencies = ['{requirement}']" if not extra else f"optional-dependencies = {{datagen = ['{requirement}']}}"
+    (client / "pyproject.toml").write_text(f"[project]\nname = 'client'\n{group}\n")
+    if packed:
+        client = pack(client, tmp_path / "client-1.0-py3-none-any.whl", f"Name: client\nVersion: 1.0\nRequires-Dist: {declared}\n")
+    findings = check_tree(open_tree(tmp_path / "tree", "vllm"), Question((open_client(client),)))
+    assert [(finding.id, finding.level) for finding in findings] == [("version-out-of-range", "warn")] * expected
+    assert not expected or "declares vllm<=0.16.0" in findings[0].title
 
 
 @pytest.mark.parametrize("source", ["from vllm import LLM\n\nprint 'two'\n", "import vllm\0\n"])

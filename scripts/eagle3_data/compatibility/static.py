@@ -1,4 +1,4 @@
-"""Stage A on any clients and any vLLM tree, with or without a target model: no import, no GPU, seconds. Standard library only."""
+"""Stage A on any clients and any vLLM tree, with or without a target model: no import, no GPU, seconds. Standard library and packaging only."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from eagle3_data.compatibility.models import Architecture, ModelRegistry, check_
 from eagle3_data.compatibility.patched import check_patches
 from eagle3_data.compatibility.source_tree import SourceTree
 from eagle3_data.compatibility.symbols import Symbols
+from eagle3_data.compatibility.versions import check_declared
 from eagle3_data.compatibility.wire_contract import Plan, check_contract, check_engine_arguments
 from eagle3_data.errors import InputError
 from eagle3_data.layers import default_layers
@@ -87,6 +88,7 @@ def check_tree(tree: SourceTree, question: Question) -> tuple[Finding, ...]:
     symbols = Symbols(tree)
     findings: list[Finding] = []
     for client in question.clients:
+        findings += check_declared(client, tree)
         findings += check_client(client, symbols)
     architecture: Architecture | None = None
     if question.model is not None:

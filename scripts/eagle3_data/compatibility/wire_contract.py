@@ -101,7 +101,7 @@ def read_contract(symbols: Symbols) -> Contract:
         saves_slots_of_step=saves is not None and _slots_of_step(saves),
         writes_asynchronously="ThreadPoolExecutor" in source,
         one_rank_writes="get_tensor_model_parallel_rank" in source,
-        finds_cache_group="HiddenStateCacheSpec" in source,
+        finds_cache_group="HiddenStateCacheSpec" in source or (saves is not None and _slots_of_layer(saves)),
         fits_hybrid_pages="_ensure_min_page_size" in tree.source(CACHE_GROUPS),
         configuration_keys=frozenset(_first_strings(connector.node, "get_from_extra_config")),
         request_keys=frozenset(_first_strings(connector.node, "get", of="kv_params")),
@@ -128,6 +128,12 @@ def _slots_of_step(function: FunctionSymbol) -> bool:
     """Whether it reads the step's own slot mapping, which lacks tokens of earlier chunks and of cached prefixes."""
     attributes = (n for n in ast.walk(function.node) if isinstance(n, ast.Attribute) and n.attr == "slot_mapping")
     return any(last_name(n.value) in ("get_forward_context", "attn_metadata") for n in attributes)
+
+
+def _slots_of_layer(function: FunctionSymbol) -> bool:
+    """Whether it takes the slots of the very layer that it saves (`slot_mapping[layer_name]`, in 0.22): those are in its own cache group."""
+    indexed = (n.value for n in ast.walk(function.node) if isinstance(n, ast.Subscript) and last_name(n.slice) == "layer_name")
+    return any(isinstance(value, ast.Attribute) and value.attr == "slot_mapping" for value in indexed)
 
 
 def _first_strings(node: ast.AST, function: str, of: str = "") -> Iterator[str]:
