@@ -35,7 +35,7 @@ def installed(arguments: argparse.Namespace) -> None:
         config.load_section(arguments.config, "compatibility", config.Compatibility),
         read_json(arguments.batches),
     )
-    cli.say(report.render(result, INSTALLED_TITLE))
+    report.show(result, INSTALLED_TITLE)
     write_report(result, Path(arguments.output))
 
 
@@ -67,7 +67,7 @@ def static(arguments: argparse.Namespace) -> None:
     if question.model:
         subject |= {"model": f"{question.model.architecture}, {question.model.num_hidden_layers} layers", "layers": str(list(question.asked_layers))}
     result = Findings(findings, subject, time.monotonic() - started)
-    cli.say(report.render(result, "static compatibility"))
+    report.show(result, "static compatibility")
     if arguments.json:
         write_json(arguments.json, result.as_record())
     sys.exit(int(result.failed))

@@ -1,14 +1,20 @@
 """The script: what it judges, its exit codes and records, and that it imports neither vLLM nor torch to know."""
 
 import argparse
+import contextlib
 import json
+import os
+import pty
+import re
 import runpy
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 from compatibility_trees import pack, write_tree
+from rich.console import Console
 
 from eagle3_data.compatibility import history, report
 from eagle3_data.compatibility.client import open_client
@@ -316,6 +322,49 @@ def test_findings_accepted_in_the_configuration_stay_in_the_report_and_let_the_r
 def test_a_value_of_the_wrong_kind_among_the_engine_arguments_is_told_as_a_fault_of_the_configuration(tmp_path, target, capsys):
     with pytest.raises(ConfigError, match="pipeline_parallel_size must be a whole number from 1 on, not 'two'"):
         judge(tmp_path, capsys, extraction={"engine_arguments": {"pipeline_parallel_size": "two"}})
+
+
+def on_terminal(*arguments):
+    """What the script shows on a terminal of 100 columns."""
+    main, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, 100))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    for name in ("NO_COLOR", "COLUMNS", "CI"):
+        environment.pop(name, None)
+    process = subprocess.Popen([sys.executable, str(SCRIPT), *map(str, arguments)], stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while part := os.read(main, 65536):
+            shown += part
+    os.close(main)
+    return process.wait(), shown.decode()
+
+
+def test_on_a_terminal_the_report_is_a_coloured_table_and_in_a_file_plain_text(tmp_path, llama):
+    write_tree(tmp_path / "tree")
+    arguments = ("static", "--vllm", tmp_path / "tree", "--model", llama, "--layers", 4, 4, "--json", tmp_path / "report.json")
+    code, shown = on_terminal(*arguments)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert code == 1 and "\x1b[" in shown and "─" in plain
+    assert max(map(len, plain.splitlines())) <= 100
+    in_file = run(*arguments).stderr
+    assert "\x1b" not in in_file and "─" not in in_file
+    for words in ("duplicate-layer", "last-layer-missing", "FAIL in", "9.8.7"):
+        assert words in plain and words in in_file
+
+
+def test_what_a_report_quotes_is_no_markup_of_the_terminal(capsys):
+    console = Console(width=100, force_terminal=True, no_color=True)
+    report.print_table(console, Findings((Finding("x", "fail", "no [bold]such[/nothing] thing", remedy="[link]"),), {"model": "[red]"}, 1.0), "a [title]")
+    shown = capsys.readouterr().out
+    for words in ("no [bold]such[/nothing] thing", "[link]", "[red]", "a [title]"):
+        assert words in shown
+
+
+def test_no_path_is_broken_in_the_text_of_a_log():
+    path = "/very-long/" + "some-directory-name/" * 12 + "model.safetensors"
+    assert path in report.render(Findings((Finding("x", "fail", f"the file {path} is torn", path, remedy=f"mend {path}"),)), "title")
 
 
 def test_the_page_shows_what_it_quotes_as_text():
