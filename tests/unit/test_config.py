@@ -33,6 +33,8 @@ def test_the_shortest_configuration_names_a_target_and_a_source() -> None:
         (changed(data={"sources": [{"path": "a.jsonl"}, {"path": "b/a.json"}]}), "two sources are named 'a'"),
         (changed(extraction={"engine_arguments": {"dtype": "half"}}), "engine_arguments.dtype is set by the workflow; use extraction.dtype"),
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
+        (changed(compatibility={"allow": ["disk-tigth"]}), "compatibility.allow: there is no finding 'disk-tigth'; did you mean disk-tight or disk-short?"),
+        (changed(compatibility={"allow": ["nonsense"]}), "compatibility.allow: there is no finding 'nonsense'; copy the id from the report"),
         (changed(run="store"), "would share results/store"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],
