@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.compatibility import history, releases, report
@@ -68,8 +69,7 @@ def static(arguments: argparse.Namespace) -> None:
         subject |= {"model": f"{question.model.architecture}, {question.model.num_hidden_layers} layers", "layers": str(list(question.asked_layers))}
     result = Findings(findings, subject, time.monotonic() - started)
     report.show(result, "static compatibility")
-    if arguments.json:
-        write_json(arguments.json, result.as_record())
+    write_record(arguments, result.as_record())
     sys.exit(int(result.failed))
 
 
@@ -79,8 +79,15 @@ def matrix(arguments: argparse.Namespace) -> None:
     trees = [releases.open_vllm(place) for place in arguments.vllm or releases.HISTORY]
     cells = history.matrix(question.clients, trees, question)
     print(history.render_matrix(cells))
+    write_record(arguments, {"cells": [cell.as_record() for cell in cells]})
+
+
+def write_record(arguments: argparse.Namespace, record: dict[str, Any]) -> None:
     if arguments.json:
-        write_json(arguments.json, {"cells": [cell.as_record() for cell in cells]})
+        try:
+            write_json(arguments.json, record)
+        except OSError as error:
+            raise InputError(f"--json: {arguments.json} cannot be written; give the name of a file ({headline(error)})") from error
 
 
 def asked(arguments: argparse.Namespace) -> Question:

@@ -119,6 +119,7 @@ def test_layers_are_translated_to_vllms_convention_before_they_are_judged(tmp_pa
         (["--vllm", "TREE", "--engine-arguments", "[1]"], "--engine-arguments must be a JSON object"),
         (["--vllm", "TREE", "--engine-arguments", '{"pipeline_parallel_size": "two"}'], "pipeline_parallel_size must be a whole number from 1 on, not 'two'"),
         (["--vllm", "TREE", "--tensor-parallel", "0"], "--tensor-parallel"),
+        (["--vllm", "TREE", "--json", "EMPTY"], "--json: EMPTY cannot be written"),
         (["--vllm", "TREE", "--model", "LIST"], "does not hold a JSON object"),
         (["--vllm", "TREE", "--model", "STRING"], "architectures must be a list of class names"),
         ([], "--vllm"),
@@ -410,6 +411,16 @@ def test_an_engine_is_found_where_the_job_would_import_it_and_is_not_imported(tm
     before = set(sys.modules)
     assert check_engine(engine) == []
     assert engine.split(":")[0] not in set(sys.modules) - before
+
+
+def test_an_engine_in_the_working_directory_is_found_as_its_process_finds_it(tmp_path, monkeypatch):
+    (tmp_path / "local_engine.py").write_text("class Engine: ...\n")
+    assert [finding.id for finding in check_engine("local_engine:Engine")] == ["engine-unknown"]
+    monkeypatch.chdir(tmp_path)
+    assert check_engine("local_engine:Engine") == []
+    (tmp_path / "bare").mkdir()
+    (finding,) = check_engine("bare:Engine")
+    assert finding.id == "engine-unknown" and "bare has no Engine" in finding.title
 
 
 # --- the tokenizer

@@ -151,6 +151,12 @@ def test_the_cause_of_an_exception_group_is_the_first_exception_in_it():
     assert "2 sub-exceptions" in cut.cause and cut.known_fault is None
 
 
+def test_what_a_warning_goes_on_to_say_is_no_cause():
+    handled = "WARNING 11-30 02:00:00 [a.py:1] an attempt failed:\nwill try again\n"
+    assert diagnose(handled + "ERROR 11-30 02:00:01 [a.py:1] the disk broke\n").cause.startswith("the disk broke")
+    assert "will try again" not in diagnose(handled + "(Worker pid=7) EngineDeadError: gone\n").cause
+
+
 @pytest.mark.parametrize("head", ["Error executing job: ", "ERROR in batch 0-8: "])
 def test_a_message_that_goes_on_in_the_next_line_is_not_empty(head):
     diagnosis = diagnose(f"INFO 11-30 02:00:00 [a.py:1] working\n{head}\nValueError: real cause\n")
@@ -230,6 +236,7 @@ def test_a_workers_error_known_only_as_quoted_is_taken_from_the_quote(quoted, fa
         ),
         ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no-device"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device-memory-short"),
+        ("RuntimeError: CUDA error: out of memory", "device-memory-short"),
     ],
 )
 def test_faults_that_leave_no_python_traceback_of_their_own(line, fault):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def check_engine(engine: str) -> list[Finding]:
     if isinstance(spec, str):
         title = f"extraction.engine is {engine}, and there is no module {spec}"
     elif not _may_define(spec, name):
-        title = f"extraction.engine is {engine}, and {spec.origin} has no {name}"
+        title = f"extraction.engine is {engine}, and {spec.origin or module} has no {name}"
     else:
         return []
     near = difflib.get_close_matches(engine, OURS, n=1)
@@ -31,18 +32,25 @@ def check_engine(engine: str) -> list[Finding]:
 def find_module(module: str) -> ModuleSpec | str:
     """Where the module would be imported from, or the name of the first part of it that does not exist.
 
-    Not `importlib.util.find_spec`, which imports the packages above a module, whatever they in turn import.
+    For the top only `importlib.util.find_spec`: of a module inside it imports the packages above, whatever they in turn import.
     """
-    parts = module.split(".")
-    spec: ModuleSpec | None = None
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        if spec is not None and spec.submodule_search_locations is None:
-            return name
-        spec = PathFinder.find_spec(name, spec.submodule_search_locations if spec else None)
+    top, *inner = module.split(".")
+    # The engine's process is started with `python -m`, so it also looks into the working directory, and there first.
+    spec = PathFinder.find_spec(top, [str(Path.cwd())]) or _installed(top)
+    name = top
+    for part in inner:
         if spec is None:
-            return name
-    return spec or module
+            break
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+    return spec or name
+
+
+def _installed(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except ValueError:  # an empty name, or a module that was made without a spec
+        return None
 
 
 def _may_define(spec: ModuleSpec, name: str) -> bool:

@@ -137,7 +137,7 @@ FAULTS = (
     ),
     _fault(
         "device-memory-short",
-        r"OutOfMemoryError|CUDA out of memory|Free memory on device .* is less than desired",
+        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|Free memory on device .* is less than desired",
         "the devices do not hold the model with its activations and cache",
         "set extraction.tensor_parallel higher, lower engine_arguments.max_num_batched_tokens or gpu_memory_utilization, and see that the devices are free",
     ),

@@ -111,7 +111,7 @@ def _without_root(lines: Sequence[LogLine], chains: Sequence[Chain], cut: Sequen
         return _diagnosis(_Candidate(0, died.strip(), _last(lines), "", ENGINE_DIED))
     spoken = [line for line in lines if line.text.strip() and not NOISE.search(line.text) and not is_of_traceback(line.text)]
     empty = [line for line in spoken if NOTHING_AFTER_COLON.search(line.text)]
-    begun = [line for line in empty if _following(line, lines)]
+    begun = [line for line in empty if line.level not in HANDLED_LEVELS and _following(line, lines)]
     in_cut = [range(raised.first, raised.last + 1) for raised in cut]
     errors = [line for line in spoken if line.level in ("ERROR", "CRITICAL") and line not in empty and not any(line.number in lost for lost in in_cut)]
     if errors := sorted([*errors, *begun], key=lambda line: (line.text.startswith(" "), line.number)):  # an indented one is rather the rest of another
