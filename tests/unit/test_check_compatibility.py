@@ -381,8 +381,9 @@ def test_the_engine_must_have_room_for_the_longest_sample_and_one_token_more(tmp
     assert "too-long" in str(error)
 
 
-def test_an_engine_that_is_not_vllm_is_not_judged_by_vllm(tmp_path, target, capsys):
-    assert judge(tmp_path, capsys, extraction={"engine": TRANSFORMERS, "tensor_parallel": 3})[0] is None
+def test_an_engine_that_is_not_vllm_is_not_judged_by_vllm(tmp_path, target, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(ENGINES))
+    assert judge(tmp_path, capsys, extraction={"engine": "fake_engine:FakeEngine", "tensor_parallel": 3})[0] is None
 
 
 @pytest.mark.parametrize(
