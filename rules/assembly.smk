@@ -1,5 +1,5 @@
 # The training set in speculators' format. Samples are linked from the store, not copied.
-# Needs: every batch validated, <results>/tokens.
+# Needs: every batch validated, <results>/tokens, <results>/compatibility/report.json (its accepted findings go into the provenance).
 # Makes: <results>/training_set/.
 
 
@@ -8,6 +8,7 @@ rule assemble_training_set:
         validated_batches,
         samples="<results>/tokens/samples.parquet",
         target="<results>/target.json",
+        report="<results>/compatibility/report.json",
     output:
         directory("<results>/training_set"),
     log:

@@ -13,7 +13,7 @@ rule check_compatibility:
         batches="<results>/tokens/batches.json",
     output:
         json="<results>/compatibility/report.json",
-        html="<results>/compatibility/report.html",
+        html=report("<results>/compatibility/report.html", category="Compatibility"),
     log:
         "<logs>/check_compatibility.log",
     conda:

@@ -12,7 +12,7 @@ checkpoint tokenize_dataset:
         batches="<results>/tokens/batches.json",
         ledger="<results>/tokens/ledger.parquet",
         frequencies="<results>/tokens/token_frequencies.npy",
-        view="<results>/tokens/samples.html",
+        view=report("<results>/tokens/samples.html", category="Samples"),
     log:
         "<logs>/tokenize_dataset.log",
     conda:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_data import cli
-from eagle3_data.assembly import Counts, check_with_speculators, link_rows, write_rows, write_token_frequencies
+from eagle3_data.assembly import Counts, accepted_findings, check_with_speculators, link_rows, write_rows, write_token_frequencies
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.extraction.identity import identify_extraction
 from eagle3_data.records import read_json, write_json
@@ -61,6 +61,7 @@ def main() -> None:
             "trained_tokens": counts.trained_tokens,
             "dropped": tokens["dropped"],
             "left_out": [sample for batch in left_out.values() for sample in batch],
+            "accepted_findings": accepted_findings(arguments.results),
             "draft_vocab_size": draft_vocab_size,
             "states": ways,
         },

@@ -6,17 +6,19 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.compatibility import history, releases, report
 from eagle3_data.compatibility.findings import Findings
 from eagle3_data.compatibility.static import Model, Question, check_tree
 from eagle3_data.compatibility.wire_contract import Plan
-from eagle3_data.errors import CompatibilityError, InputError, headline
+from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
 from eagle3_data.layers import OFFSETS
 from eagle3_data.records import read_json, write_json
 
 WRONG_USE = 2
+ENGINE_ARGUMENTS = "--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'"
 INSTALLED_TITLE = "compatibility of the installed packages with this run"
 
 
@@ -34,7 +36,7 @@ def installed(arguments: argparse.Namespace) -> None:
         config.load_section(arguments.config, "compatibility", config.Compatibility),
         read_json(arguments.batches),
     )
-    cli.say(report.render(result, INSTALLED_TITLE))
+    report.show(result, INSTALLED_TITLE)
     write_report(result, Path(arguments.output))
 
 
@@ -66,9 +68,8 @@ def static(arguments: argparse.Namespace) -> None:
     if question.model:
         subject |= {"model": f"{question.model.architecture}, {question.model.num_hidden_layers} layers", "layers": str(list(question.asked_layers))}
     result = Findings(findings, subject, time.monotonic() - started)
-    cli.say(report.render(result, "static compatibility"))
-    if arguments.json:
-        write_json(arguments.json, result.as_record())
+    report.show(result, "static compatibility")
+    write_record(arguments, result.as_record())
     sys.exit(int(result.failed))
 
 
@@ -78,8 +79,15 @@ def matrix(arguments: argparse.Namespace) -> None:
     trees = [releases.open_vllm(place) for place in arguments.vllm or releases.HISTORY]
     cells = history.matrix(question.clients, trees, question)
     print(history.render_matrix(cells))
+    write_record(arguments, {"cells": [cell.as_record() for cell in cells]})
+
+
+def write_record(arguments: argparse.Namespace, record: dict[str, Any]) -> None:
     if arguments.json:
-        write_json(arguments.json, {"cells": [cell.as_record() for cell in cells]})
+        try:
+            write_json(arguments.json, record)
+        except OSError as error:
+            raise InputError(f"--json: {arguments.json} cannot be written; give the name of a file ({headline(error)})") from error
 
 
 def asked(arguments: argparse.Namespace) -> Question:
@@ -87,14 +95,23 @@ def asked(arguments: argparse.Namespace) -> Question:
     try:
         engine_arguments = json.loads(arguments.engine_arguments)
     except ValueError as error:
-        raise InputError("--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'") from error
+        raise InputError(ENGINE_ARGUMENTS) from error
+    if not isinstance(engine_arguments, dict):
+        raise InputError(ENGINE_ARGUMENTS)
     layers = arguments.layers and tuple(k + OFFSETS[arguments.layer_convention] for k in arguments.layers)
     return Question(
         clients=tuple(releases.open_client_at(place) for place in arguments.client),
         model=Model.read(Path(arguments.model)) if arguments.model else None,
         layers=layers or None,
         plan=Plan.of(arguments.tensor_parallel, engine_arguments),
+        engine_arguments=engine_arguments,
     )
+
+
+def at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 def add_question(command: argparse.ArgumentParser) -> None:
@@ -107,7 +124,7 @@ def add_question(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", help="the target's config.json, or the directory that holds it")
     command.add_argument("--layers", type=int, nargs="+", help="layer ids; by default 2, L//2, L-3 and L")
     command.add_argument("--layer-convention", choices=sorted(OFFSETS), default="vllm", help="how --layers counts (default: vllm)")
-    command.add_argument("--tensor-parallel", type=int, default=1, help="devices the model is split over (default: 1)")
+    command.add_argument("--tensor-parallel", type=at_least_one, default=1, help="devices the model is split over (default: 1)")
     command.add_argument("--engine-arguments", default="{}", help="further arguments of vLLM as JSON, such as '{\"enable_prefix_caching\": false}'")
     command.add_argument("--json", help="record to write")
 
@@ -137,7 +154,7 @@ def main() -> None:
     arguments = parse()
     try:
         arguments.run(arguments)
-    except InputError as error:
+    except (ConfigError, InputError) as error:
         if arguments.run is installed:
             raise
         cli.say(headline(error))  # a wrong path or version is a wrong command line, not a finding

@@ -2,8 +2,12 @@
 """Say why an engine failed: the first real cause in its logs, and what to do. Known noise is passed over."""
 
 import argparse
+import contextlib
+import gzip
+import io
 import json
 import textwrap
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,12 +15,25 @@ from eagle3_data import cli
 from eagle3_data.diagnosis import Diagnosis, diagnose
 from eagle3_data.errors import InputError
 
+GZIP = b"\x1f\x8b"
+BLOCK = 1 << 20
+
 
 def read(path: str) -> str:
+    """The log's text, of a compressed one (whatever its name) as far as it goes. Raises InputError."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
+        content = Path(path).read_bytes()
+        return (unpacked(content) if content.startswith(GZIP) else content).decode("utf-8", errors="replace")
+    except (OSError, zlib.error) as error:  # gzip's own errors are OSErrors
         raise InputError(f"{path} cannot be read; give the log of an engine or of a rule") from error
+
+
+def unpacked(content: bytes) -> bytes:
+    parts = []
+    with gzip.open(io.BytesIO(content)) as file, contextlib.suppress(EOFError):  # a copy of a log that is still written ends anywhere
+        while part := file.read1(BLOCK):
+            parts.append(part)
+    return b"".join(parts)
 
 
 def render(path: str, diagnosis: Diagnosis) -> str:

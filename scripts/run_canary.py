@@ -8,7 +8,7 @@ from pathlib import Path
 from eagle3_data import cli
 from eagle3_data.child import watch_lifeline
 from eagle3_data.compatibility.canary import DEADLINE_S, run_canary
-from eagle3_data.compatibility.findings import Findings
+from eagle3_data.compatibility.findings import Findings, accept
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.errors import CompatibilityError
 from eagle3_data.records import write_json
@@ -22,15 +22,17 @@ def main() -> None:
     parser.add_argument("--log", required=True, type=Path, help="file for the engine's own output")
     parser.add_argument("--output", required=True, type=Path, help="verdict to write (JSON) if nothing fails; else <stem>.failed.json beside it")
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S, help=f"seconds for the engine's start and its answers (default: {DEADLINE_S:.0f})")
+    parser.add_argument("--allow", nargs="*", default=[], help="ids of findings that are accepted")
     arguments = parser.parse_args()
     values = json.loads(arguments.settings)
     settings = EngineSettings(**{**values, "layers": tuple(values["layers"])})
-    result = Findings(tuple(run_canary(settings, arguments.work, arguments.log, arguments.deadline_s)))
+    result = Findings(accept(run_canary(settings, arguments.work, arguments.log, arguments.deadline_s), arguments.allow))
     for finding in result.findings:
-        cli.say(f"{finding.level}: {finding.id}: {finding.title}")
+        cli.say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}")
     if result.failed:
         write_json(arguments.output.with_suffix(".failed.json"), result.as_record())
-        raise CompatibilityError("; ".join(f"{finding.id}: {finding.title}" for finding in result.findings if finding.level == "fail"))
+        failing = (finding for finding in result.findings if finding.level == "fail" and not finding.accepted)
+        raise CompatibilityError("; ".join(f"{finding.id}: {finding.title}" for finding in failing))
     write_json(arguments.output, result.as_record())
 
 

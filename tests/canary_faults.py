@@ -55,6 +55,17 @@ def post_norm(head: Head) -> Spoil:
     return change
 
 
+def swap_states(answers: list[Answer]) -> None:
+    """The rows of two samples change places, as far as the shorter goes, in every answer of theirs; each file keeps its own ids and shape."""
+    lengths = sorted({len(answer.request.token_ids) for answer in answers})[-2:]
+    for alone in (False, True):
+        pair = [next(one for one in answers if one.alone == alone and len(one.request.token_ids) == length) for length in lengths]
+        paths = [Path(answer.request.states_path) for answer in pair]
+        shorter, longer = (load_file(path)["hidden_states"] for path in paths)
+        rewrite(paths[0], lambda states, other=longer: other[: len(states)])  # type: ignore[misc]
+        rewrite(paths[1], lambda states, other=shorter: torch.cat([other, states[len(other) :]]))  # type: ignore[misc]
+
+
 def swap_samples(answers: list[Answer]) -> None:
     """Two samples' files change places."""
     one, other = (Path(answer.request.states_path) for answer in answers[:2])

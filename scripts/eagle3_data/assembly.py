@@ -24,6 +24,7 @@ import numpy as np
 from eagle3_data.cli import say
 from eagle3_data.errors import InputError
 from eagle3_data.progress import Progress
+from eagle3_data.records import read_json
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 
@@ -62,6 +63,14 @@ class Counts:
             self.tokens -= len(sample.token_ids)
             self.trained_tokens -= len(trained)
             self.frequencies -= np.bincount(trained, minlength=len(self.frequencies))
+
+
+def accepted_findings(results: Path) -> list[dict[str, Any]]:
+    """What the user accepted knowingly (`compatibility.allow`) of the compatibility check and of the passes' canaries, each once."""
+    found = read_json(results / "compatibility/report.json")["findings"]
+    for ledger in sorted(results.glob("extraction/passes/*/[0-9]*.json")):
+        found += read_json(ledger).get("canary", [])
+    return [finding for number, finding in enumerate(found) if finding["accepted"] and finding not in found[:number]]
 
 
 def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:

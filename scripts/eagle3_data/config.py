@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from eagle3_data.compatibility.findings import IDS
 from eagle3_data.errors import ConfigError
 
 
@@ -215,7 +216,9 @@ class Compatibility(Section):
         "inline",
         description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right.",
     )
-    allow: tuple[str, ...] = Field((), description="Ids of findings accepted knowingly; they stay in the report.")
+    allow: tuple[str, ...] = Field(
+        (), description="Ids of findings accepted knowingly, those of the canary too; they stay in the report and in the training set's provenance."
+    )
     device_memory_gib: float | None = Field(
         None, gt=0, description="Memory of one device, to check that its share of the weights fits; by default that of this machine's GPUs, if it has any."
     )
@@ -224,6 +227,15 @@ class Compatibility(Section):
     @classmethod
     def _unquoted_off(cls, value: Any) -> Any:
         return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
+    @field_validator("allow")
+    @classmethod
+    def _known_findings(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in IDS:
+                near = " or ".join(difflib.get_close_matches(name, IDS, n=2))
+                raise ValueError(f"there is no finding {name!r}; " + (f"did you mean {near}?" if near else "copy the id from the report"))
+        return names
 
 
 class TrainingSet(Section):

@@ -17,14 +17,20 @@ def default_layers(num_hidden_layers: int) -> tuple[int, ...]:
     return (2, num_hidden_layers // 2, num_hidden_layers - 3, num_hidden_layers)
 
 
-def layer_problems(layers: Sequence[int], num_hidden_layers: int) -> list[tuple[str, str]]:
-    """What is wrong with layer ids in vLLM's convention, as (finding id, message); empty if nothing is."""
+def layer_problems(layers: Sequence[int], num_hidden_layers: int | None) -> list[tuple[str, str]]:
+    """What is wrong with layer ids in vLLM's convention, as (finding id, message); empty if nothing is.
+
+    `num_hidden_layers` None: of a model that is not known, so only what is wrong for every model.
+    """
     problems = []
     if repeated := sorted({k for k in layers if list(layers).count(k) > 1}):
         problems.append(
             ("duplicate-layer", f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures a layer once and dies in the first forward pass")
         )
-    if outside := sorted({k for k in layers if not 0 <= k <= num_hidden_layers}):
+    if num_hidden_layers is None:
+        if negative := sorted({k for k in layers if k < 0}):
+            problems.append(("layer-out-of-range", f"layer id {', '.join(map(str, negative))} is below 0, the embeddings"))
+    elif outside := sorted({k for k in layers if not 0 <= k <= num_hidden_layers}):
         problems.append(
             (
                 "layer-out-of-range",
@@ -33,7 +39,7 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int) -> list[tuple[
         )
     if list(layers) != sorted(layers):
         problems.append(("layers-not-ascending", "vLLM returns states in ascending order of layer id, whatever is asked; list the ids ascending"))
-    if num_hidden_layers not in layers:
+    if num_hidden_layers is not None and num_hidden_layers not in layers:
         problems.append(
             ("last-layer-missing", f"trainers take the last slot as the source of the targets, so the last layer, {num_hidden_layers}, must be among the ids")
         )

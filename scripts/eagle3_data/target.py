@@ -56,6 +56,14 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
+def architectures_of(config: dict[str, Any]) -> list[str]:
+    """The class names a config.json gives, its own or those of its language model; may be empty. Raises InputError where they are no list of names."""
+    given = config.get("architectures") or text_config(config).get("architectures") or []
+    if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
+        raise InputError(f'config.json: architectures must be a list of class names, such as ["LlamaForCausalLM"], not {given!r}')
+    return given
+
+
 def read_model_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory. Raises InputError."""
     if not directory.is_dir():
@@ -119,12 +127,12 @@ def describe_target(path: str) -> TargetDescription:
     if not any((directory / name).exists() for name in TOKENIZER_FILES):
         raise InputError(f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files there")
     code = sorted(directory.glob("*.py"))
-    architectures = config.get("architectures") or text.get("architectures") or ["unknown"]
+    architectures = architectures_of(config) or ["unknown"]
     quantization = text.get("quantization_config") or config.get("quantization_config") or {}
     return TargetDescription(
         path=str(path),
         architecture=architectures[0],
-        text_architecture=(text.get("architectures") or architectures)[0],
+        text_architecture=(architectures_of(text) or architectures)[0],
         model_type=str(config.get("model_type", "unknown")),
         num_hidden_layers=text["num_hidden_layers"],
         hidden_size=text["hidden_size"],

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from canary_faults import dropped_chunk, layer_off_by_one, post_norm, spoil, swap_samples, zeroed_tail
+from canary_faults import dropped_chunk, layer_off_by_one, post_norm, spoil, swap_samples, swap_states, zeroed_tail
 from eagle3_data.compatibility import canary
 from eagle3_data.compatibility.canary_checks import check
 from eagle3_data.engines.base import EngineSettings
@@ -89,6 +89,7 @@ def extracted(tmp_path_factory):
         ("none", set()),
         ("layer off by one", {"canary-layer"}),
         ("swapped samples", {"canary-wrong-shape", "canary-wrong-token-ids"}),
+        ("states swapped under right ids", {"canary-parity", "canary-chunk"}),
         ("zeroed tail", {"canary-all-zero"}),
         ("post-norm states", {"canary-post-norm"}),
         ("dropped chunk", {"canary-chunk"}),
@@ -103,6 +104,8 @@ def test_a_fault_in_what_real_vllm_extracts_is_found_by_its_id(extracted, tmp_pa
         spoil(answers, layer_off_by_one)
     elif fault == "swapped samples":
         swap_samples(answers)
+    elif fault == "states swapped under right ids":
+        swap_states(answers)
     elif fault == "zeroed tail":
         spoil(answers, zeroed_tail, shortest=10)
     elif fault == "post-norm states":
@@ -127,6 +130,27 @@ def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, 
     assert f"no answer within {deadline_s} s" in finding["title"]
     assert expected != "canary-count" or "150 tokens" in finding["title"]
     assert elapsed_s < 80
+
+
+def test_an_accepted_canary_finding_lets_the_pass_go_on_and_is_told_in_its_ledger_and_log(fast: Workflow, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    fast.config["compatibility"] = {"canary": "inline", "allow": ["canary-layer"]}
+    fast.config["extraction"]["engine"] = "canary_engines:LayerOffByOne"
+    run = fast.run("extract")
+    assert run.returncode == 0, run.output
+    ledger = run.passes["001/0"]
+    assert ledger["model_loads"] == 1
+    assert {(finding["id"], finding["accepted"]) for finding in ledger["canary"]} == {("canary-layer", True)}
+    assert "fail (accepted): canary-layer" in fast.log("extract_pass/001/0.log")
+    key = next(fast.directory.glob("results/store/*/??/*.safetensors"))
+    key.unlink()
+    again = fast.run("extract")
+    assert "canary: passed before" in fast.log("extract_pass/002/0.log") and "fail (accepted)" in fast.log("extract_pass/002/0.log"), again.output
+    key.unlink()
+    fast.config["compatibility"]["allow"] = []
+    refused = fast.run("extract")
+    assert refused.returncode != 0
+    assert "canary-layer" in refused.passes["003/0"]["failure"]["causes"][0]
 
 
 def test_after_a_canary_fails_the_target_is_never_loaded(fast: Workflow, monkeypatch: pytest.MonkeyPatch):

@@ -105,7 +105,9 @@ def test_the_pair_of_the_story_fails_within_seconds_for_every_reason_with_both_p
         ("missing-model-method", f"{worker}:30", model_file),  # get_input_embeddings
         ("not-eagle3", f"{worker}:102", model_file if model == "deepseek" else wrapper_file),
         ("layer-argument-left-out", f"{worker}:45", model_file),  # the sixth suspect: a note, not a fault
+        ("version-out-of-range", "speculators-0.3.0.zip", ""),
     }
+    assert {f["level"] for f in report["findings"] if f["id"] == "version-out-of-range"} == {"warn"}
     if model == "kimi":
         expected.add(("missing-model-attribute", f"{worker}:107", wrapper_file))
     assert found == expected
@@ -127,7 +129,7 @@ def test_each_fault_of_the_pair_is_dated():
     assert next(finding for finding in dated if finding.id == "not-eagle3").remedy.endswith("(gone in 0.18.0)")
 
 
-CLEAN_PAIRS = [("speculators==0.3.0", "0.11.0"), *(("speculators==0.4.0.1", v) for v in ("0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0"))]
+CLEAN_PAIRS = [("speculators==0.3.0", "0.11.0"), *(("speculators==0.4.0.1", v) for v in ("0.12.0", "0.13.0", "0.14.0", "0.14.1", "0.15.0", "0.15.1", "0.16.0"))]
 
 
 @pytest.mark.parametrize(("speculators", "version"), CLEAN_PAIRS)
@@ -194,7 +196,7 @@ def test_hs_connectors_binds(version):
         ("0.17.0", True, False, False, True, False, False, False),
         ("0.18.0", True, False, False, True, False, False, False),
         ("0.20.0", True, False, False, True, False, False, False),
-        ("0.22.1", True, True, False, True, True, False, False),
+        ("0.22.1", True, True, False, True, True, True, False),
         ("0.24.0", True, True, True, False, False, False, True),
         ("0.26.0", True, True, True, False, False, True, True),
         ("0.28.0", True, True, True, False, False, True, True),
@@ -273,6 +275,20 @@ def test_most_architectures_of_the_newest_release_are_understood():
     capturing = [architecture for architecture in described if architecture and architecture.supports_eagle3]
     understood = [architecture for architecture in capturing if not isinstance(find_capture(symbols, architecture), str)]
     assert len(understood) > 0.85 * len(capturing) > 100
+
+
+def test_hybrid_models_across_versions():
+    """0.22 takes the slots of the states' own layer, and 0.24 those of the right group with the wrong block size; before, HMA was off."""
+    hybrid = Model.of({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 48, "num_attention_heads": 16})
+    for version, wrong, may_stop in (
+        ("0.20.0", True, False),
+        ("0.22.1", False, True),
+        ("0.24.0", True, False),
+        ("0.26.0", False, True),
+        ("0.32.0", False, False),
+    ):
+        found = {finding.id for finding in check_tree(vllm(version), Question((), hybrid))}
+        assert ("hybrid-states-wrong" in found, "hybrid-page-too-small" in found) == (wrong, may_stop), version
 
 
 def test_pipeline_stages_lose_states_of_deepseek_in_every_version():

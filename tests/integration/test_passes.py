@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 
 from integration.fixtures import build_target
-from integration.workflow import Workflow, conversation, write_jsonl
+from integration.workflow import TRANSFORMERS_ENGINE, Workflow, conversation, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -209,6 +209,25 @@ def test_failed_samples_may_be_gone_without_knowingly_and_the_training_set_says_
     assert strict.returncode == 0, strict.output
     assert [ledger["samples_extracted"] for ledger in strict.passes.values()] == [1]
     assert json.loads((fast.results / "training_set/provenance.json").read_text())["rows"] == 10
+
+
+def test_an_accepted_finding_is_in_the_provenance_of_the_training_set(fast: Workflow) -> None:
+    template = (Path(fast.config["target"]["path"]) / "chat_template.jinja").read_text()
+    (fast.directory / "mute.jinja").write_text("{% if messages[0].content.startswith('Wie ') %}{{ messages[0].role }}{% else %}" + template + "{% endif %}")
+    fast.config["tokenization"]["chat_template"] = "mute.jinja"
+    fast.config["extraction"]["engine"] = TRANSFORMERS_ENGINE
+    fast.config["compatibility"]["allow"] = ["template-drops-text"]
+    run = fast.run("all")
+    assert run.returncode == 0, run.output
+    provenance = fast.results / "training_set/provenance.json"
+    (finding,) = json.loads(provenance.read_text())["accepted_findings"]
+    assert finding["id"] == "template-drops-text" and finding["title"]
+    assert fast.run("all").nothing_done
+    fast.config["compatibility"]["allow"] = []
+    changed = fast.run("all")
+    assert sorted(changed.jobs) == ["all", "assemble_training_set", "check_compatibility"], changed.output
+    assert json.loads(provenance.read_text())["accepted_findings"] == []
+    assert fast.run("all").nothing_done
 
 
 def change_layers(workflow: Workflow) -> int:

@@ -1,5 +1,7 @@
 """What follows from sizes, versions and the tokenizer; accepting findings; the report."""
 
+import ast
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -7,10 +9,11 @@ import pytest
 
 from eagle3_data.compatibility import arithmetic, versions
 from eagle3_data.compatibility.arithmetic import Workload
-from eagle3_data.compatibility.findings import Finding, Findings, accept, in_order
+from eagle3_data.compatibility.findings import IDS, Finding, Findings, accept, in_order
 from eagle3_data.compatibility.report import render, verdict
 
 GB = 10**9
+PACKAGE = Path(__file__).parents[2] / "scripts" / "eagle3_data"
 
 
 def ids(findings):
@@ -170,6 +173,27 @@ def test_an_accepted_finding_stays_in_the_report_and_no_longer_fails_it():
     assert (refused.failed, taken.failed) == (True, False)
     assert taken.as_record()["findings"][0]["accepted"] is True
     assert "accepted" in render(taken, "title") and "PASS" in verdict(taken)
+
+
+def ids_in(tree):
+    """Kebab-case words where the sources name a finding's id: first arguments, `id=`, and firsts of tuples."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            places = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "id")]
+        else:
+            places = node.elts[:1] if isinstance(node, ast.Tuple) else []
+        for constant in (inner for place in places for inner in ([place.body, place.orelse] if isinstance(place, ast.IfExp) else [place])):
+            if isinstance(constant, ast.Constant) and isinstance(constant.value, str) and re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", constant.value):
+                yield constant.value
+
+
+def test_every_id_that_a_check_may_give_can_be_accepted_and_no_other():
+    sources = [*PACKAGE.glob("compatibility/*.py"), PACKAGE / "layers.py"]
+    given = {name for path in sources for name in ids_in(ast.parse(path.read_text(encoding="utf-8")))} - {"utf-8", "optional-dependencies"}
+    of_states = {
+        f"canary-{name}" for name in ("wrong-shape", "wrong-dtype", "wrong-token-ids", "not-finite", "all-zero", "constant")
+    }  # states.py says what is wrong
+    assert given | of_states == IDS
 
 
 def test_findings_are_told_once_and_worst_first():

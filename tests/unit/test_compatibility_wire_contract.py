@@ -70,6 +70,14 @@ def test_an_allowlist_of_model_types_is_respected(tmp_path):
     [
         ({}, []),
         ({CONNECTOR_PATH: VLLM[CONNECTOR_PATH].replace("from vllm.interface import HiddenStateCacheSpec\n", "")}, ["hybrid-states-wrong"]),
+        (
+            {
+                CONNECTOR_PATH: VLLM[CONNECTOR_PATH]
+                .replace("from vllm.interface import HiddenStateCacheSpec\n", "")
+                .replace("        pass\n", "        slots = get_forward_context().slot_mapping[layer_name]\n", 1)
+            },
+            ["unsafe-chunked-prefill", "unsafe-prefix-caching"],  # wrong for other reasons, but these slots are the states' own
+        ),
         ({"vllm/v1/core/kv_cache_utils.py": ""}, ["hybrid-page-too-small"]),
     ],
 )

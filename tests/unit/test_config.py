@@ -41,6 +41,8 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
         (changed(tokenization={"date": "2025-13-45"}), "tokenization.date: 2025-13-45 is no date"),
         (changed(tokenization={"date": "01.02.2025"}), "tokenization.date: String should match pattern"),
+        (changed(compatibility={"allow": ["disk-tigth"]}), "compatibility.allow: there is no finding 'disk-tigth'; did you mean disk-tight or disk-short?"),
+        (changed(compatibility={"allow": ["nonsense"]}), "compatibility.allow: there is no finding 'nonsense'; copy the id from the report"),
         (changed(run="store"), "would share results/store"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],

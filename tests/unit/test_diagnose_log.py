@@ -1,6 +1,8 @@
 """Diagnosis of engine logs. The logs in tests/data/logs were made by really running vLLM into each fault (see its README)."""
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +88,83 @@ def test_a_cut_log_still_has_a_cause_at_every_length():
     assert all(diagnose("\n".join(lines[:count])).cause for count in range(0, len(lines), 7))
 
 
+CUTS = 40
+"""Places, evenly spread, at which each log is cut: all three thousand lines would take minutes."""
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_of_a_log_cut_anywhere_the_cause_is_never_the_head_or_a_frame_of_a_traceback(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    starts = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    places = {*range(0, len(lines), max(1, len(lines) // CUTS)), *(number + after for number in starts[:8] for after in (1, 2, 3))}
+    for place in sorted(places):
+        for part in (lines[:place], lines[place:]):
+            cause = diagnose("\n".join(part)).cause
+            assert cause.strip() and "Traceback (most recent call last)" not in cause, f"cut at line {place}: {cause}"
+            assert not cause.lstrip("`").startswith(('File "', "^")), f"cut at line {place}: {cause}"
+
+
+def test_a_traceback_that_is_cut_off_is_told_by_its_deepest_frame():
+    lines = ["Traceback (most recent call last):", '  File "/opt/a.py", line 3, in run', "    go()", '  File "/opt/b.py", line 7, in go', "    deeper()"]
+    worker = "\n".join(f"(Worker pid=7) ERROR 11-30 02:00:00 [w.py:1] {line}" for line in lines)
+    diagnosis = diagnose(worker)
+    assert diagnosis.known_fault is None
+    assert "cut off" in diagnosis.cause and "/opt/b.py:7 in go" in diagnosis.cause and "`deeper()`" in diagnosis.cause and "Worker pid=7" in diagnosis.cause
+    assert "/opt/a.py" in diagnosis.excerpt
+    assert "cut off" in diagnose(worker.splitlines()[0]).cause
+
+
+def test_a_traceback_whose_head_is_cut_off_still_has_its_exception():
+    worker = "\n".join(f"(Worker pid=7) ERROR 11-30 02:00:00 [w.py:1] {line}" for line in TRACEBACK.format(words="OSError: the disk broke").splitlines()[2:])
+    assert diagnose(worker).cause.startswith("the disk broke") or diagnose(worker).cause.startswith("OSError: the disk broke")
+    frames = "\n".join(f"(Worker pid=7) ERROR 11-30 02:00:00 [w.py:1] {line}" for line in TRACEBACK.format(words="OSError: the disk broke").splitlines()[1:])
+    assert diagnose(frames).cause == "OSError: the disk broke (at /opt/venv/lib/a.py:3 in run, process Worker pid=7)"
+
+
+def test_an_exception_class_made_inside_a_function_is_read_like_any_other():
+    assert diagnose(TRACEBACK.format(words="x.main.<locals>.MyError: words")).cause == "MyError: words (at /opt/venv/lib/a.py:3 in run)"
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/opt/a.py", line 3, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/opt/b.py", line 5, in worker
+    |     raise ValueError("real cause")
+    | ValueError: real cause
+    +---------------- 2 ----------------
+    | Exception Group Traceback (most recent call last):
+    |   File "/opt/c.py", line 6, in other
+    |     raise ExceptionGroup("inner", [KeyError("x")])
+    | ExceptionGroup: inner (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | KeyError: 'x'
+      +------------------------------------
+"""
+
+
+def test_the_cause_of_an_exception_group_is_the_first_exception_in_it():
+    assert diagnose(GROUP).cause == "ValueError: real cause (at /opt/b.py:5 in worker)"
+    cut = diagnose("\n".join(GROUP.splitlines()[:4]))
+    assert "2 sub-exceptions" in cut.cause and cut.known_fault is None
+
+
+def test_what_a_warning_goes_on_to_say_is_no_cause():
+    handled = "WARNING 11-30 02:00:00 [a.py:1] an attempt failed:\nwill try again\n"
+    assert diagnose(handled + "ERROR 11-30 02:00:01 [a.py:1] the disk broke\n").cause.startswith("the disk broke")
+    assert "will try again" not in diagnose(handled + "(Worker pid=7) EngineDeadError: gone\n").cause
+
+
+@pytest.mark.parametrize("head", ["Error executing job: ", "ERROR in batch 0-8: "])
+def test_a_message_that_goes_on_in_the_next_line_is_not_empty(head):
+    diagnosis = diagnose(f"INFO 11-30 02:00:00 [a.py:1] working\n{head}\nValueError: real cause\n")
+    assert diagnosis.known_fault is None and "ValueError: real cause" in diagnosis.cause
+    for after in ("", "\n\nbye", "\nERROR in batch 8-16: ", "\nINFO 11-30 02:00:00 [a.py:1] next"):
+        assert diagnose(f"{head}{after}").known_fault == "empty-message", repr(after)
+
+
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/venv/lib/a.py", line 3, in run
     go()
@@ -146,11 +225,22 @@ def test_a_workers_error_known_only_as_quoted_is_taken_from_the_quote(quoted, fa
         ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-30T02:00:00 DUE TO PREEMPTION ***", "preempted"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.", "killed-for-memory"),
         ("Fatal Python error: Segmentation fault", "native-crash"),
+        ("terminate called after throwing an instance of 'std::bad_function_call'\n  what():  bad_function_call", "native-crash"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "device-fault"),
+        ("torch.AcceleratorError: CUDA error: unspecified launch failure", "device-fault"),
+        ("terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: an illegal memory access was encountered", "device-fault"),
+        (
+            "[rank1]:[E1130 02:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) "
+            "ran for 600000 milliseconds before timing out.",
+            "collective-timeout",
+        ),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no-device"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "device-memory-short"),
+        ("RuntimeError: CUDA error: out of memory", "device-memory-short"),
     ],
 )
 def test_faults_that_leave_no_python_traceback_of_their_own(line, fault):
-    text = line if "CUDA" not in line else TRACEBACK.format(words=line)
+    text = TRACEBACK.format(words=line) if re.match(r"[\w.]+Error: ", line) else line
     assert diagnose(f"INFO 11-30 02:00:00 [a.py:1] working\n{text}\n").known_fault == fault
 
 
@@ -181,6 +271,16 @@ def test_the_script_prints_a_diagnosis_a_log():
     assert "known: missing-argument" in shown and "known: disk-full" in shown and "do:    free space" in shown
     records = [json.loads(line) for line in run("--json", *logs).stdout.splitlines()]
     assert [record["known_fault"] for record in records] == ["missing-argument", "disk-full"]
+
+
+def test_a_compressed_log_is_read_like_any_other_whatever_its_name_and_also_if_it_is_cut(tmp_path):
+    packed = gzip.compress((LOGS / "disk_full.log").read_bytes())
+    for name, content in (("whole.log.gz", packed), ("named.log", packed), ("torn.gz", packed[:-20])):
+        (tmp_path / name).write_bytes(content)
+        assert "known: disk-full" in run(tmp_path / name).stdout, name
+    (tmp_path / "no.gz").write_bytes(packed[:12] + bytes([255]) * 50)
+    done = run(tmp_path / "no.gz")
+    assert done.returncode == 1 and "no.gz cannot be read" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_script_says_which_file_it_cannot_read(tmp_path):

@@ -1,7 +1,8 @@
 """No code of ours reports an error by its text alone: `str` of many errors is empty, and then the report is, too.
 
 Allowed are the helpers of `eagle3_data.errors` (`headline`, `message_of`, `describe_exception`), `repr` and `{error!r}`; a new
-error raised with words of its own; and the text of this package's own errors, which always have one.
+error raised with words of its own, `from` the caught one or in its context (one of this package's also `from None`, its message then names
+everything); and the text of this package's own errors, which always have one.
 """
 
 import ast
@@ -13,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = sorted((ROOT / "scripts").rglob("*.py"))
 SNAKEMAKE = sorted([*(ROOT / "rules").glob("*.smk"), ROOT / "Snakefile"])
-WRITES_TEXT_ONLY = {"print", "str", "format", "debug", "info", "warning", "error", "critical", "say", "write", "fail"}
+WRITES_TEXT_ONLY = {"print", "str", "format", "debug", "info", "warn", "warning", "error", "exception", "critical", "log", "say", "write", "fail"}
 CLASSES = [node for path in PYTHON for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
 OUR_ERRORS = {node.name for node in CLASSES if node.name.endswith("Error")}
 CAUGHT = re.compile(r"^\s*except\b(?P<types>.*)\bas (?P<name>\w+)\s*:")
@@ -38,10 +39,22 @@ def _names(types: ast.expr) -> set[str]:
 def _keeps(node: ast.AST, name: str | None) -> bool:
     """A new error with words of its own, or a branch for errors of a class that is told apart."""
     if isinstance(node, ast.Raise):
+        if _is(node.cause, name):
+            return True
         words = (n for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.strip())
-        return _is(node.cause, name) or any(words)
+        whole = not any(_takes_arguments(inner, name) for inner in ast.walk(node))
+        return whole and any(words) and (node.cause is None or _is_our_own(node.exc))
     told_apart = isinstance(node, ast.IfExp | ast.If) and any(isinstance(n, ast.Name) and n.id == "isinstance" for n in ast.walk(node.test))
     return told_apart and bool(_names(node.test) & OUR_ERRORS)
+
+
+def _is_our_own(error: ast.expr | None) -> bool:
+    return isinstance(error, ast.Call) and isinstance(error.func, ast.Name) and error.func.id in OUR_ERRORS
+
+
+def _takes_arguments(node: ast.AST, name: str | None) -> bool:
+    """`error.args`: its text without its type, or nothing at all."""
+    return isinstance(node, ast.Attribute) and node.attr == "args" and _is(node.value, name)
 
 
 def _is(node: ast.AST | None, name: str | None) -> bool:
@@ -49,6 +62,10 @@ def _is(node: ast.AST | None, name: str | None) -> bool:
 
 
 def _shows_text_only(node: ast.AST, name: str | None) -> bool:
+    if _takes_arguments(node, name):
+        return True
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return any(_is(argument, name) for argument in node.exc.args)
     if isinstance(node, ast.FormattedValue):
         return _is(node.value, name) and node.conversion != ord("r")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
@@ -68,6 +85,15 @@ def _shows_text_only(node: ast.AST, name: str | None) -> bool:
         'say("failed: " + str(error))',
         'x = "failed: %s" % error',
         'say("{}".format(error))',
+        'raise RuntimeError(f"failed: {error}") from None',
+        "raise RuntimeError(error) from None",
+        "raise RuntimeError(str(error)) from None",
+        "msg = error.args[0]",
+        'raise InputError(f"no JSON ({error.args[0]})") from None',
+        "logger.exception(error)",
+        "logger.log(40, error)",
+        'logger.log(40, "failed: %s", error)',
+        "warnings.warn(error)",
     ],
 )
 def test_reports_by_text_alone_are_found(report):
@@ -84,6 +110,12 @@ def test_reports_by_text_alone_are_found(report):
         'raise InputError(f"{path} is no JSON ({error})") from None',
         'told = str(error) if isinstance(error, InputError) else "half a character"',
         "raise",
+        "raise RuntimeError(str(number)) from None",
+        'raise InputError(f"no JSON ({error.args[0]})") from error',
+        "logger.exception('the engine died')",
+        "logger.log(40, headline(error))",
+        "number = error.errno",
+        "words = self.args[0]",
         'print(f"{other}")',
     ],
 )

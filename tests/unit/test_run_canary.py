@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, zeroed_tail
+import run_canary as run_canary_script
+from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, swap_states, zeroed_tail
 from eagle3_data.compatibility.canary import prompts, run_canary
 from eagle3_data.compatibility.canary_checks import Answer, check
 from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, shrink, size_bytes
 from eagle3_data.compatibility.canary_quantization import quantization_of
+from eagle3_data.compatibility.findings import Finding
 from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel, make_language_model
+from eagle3_data.errors import CompatibilityError
 from eagle3_data.head import read_head
 from eagle3_data.target import text_config
 from model_configs import DEEPSEEK_V3, FULL_SIZE, KIMI_K2_5, LLAMA_3_1_70B, LLAMA_3_1_405B, QWEN3_235B, write_target
@@ -98,6 +101,27 @@ def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any
     assert not (tmp_path / "work").exists()
 
 
+# --- the script
+
+
+@pytest.mark.parametrize(("allowed", "code"), [([], 1), (["canary-layer"], 1), (["canary-layer", "canary-parity"], 0)])
+def test_an_accepted_finding_lets_the_pass_go_on_and_stays_in_the_verdict(tmp_path, monkeypatch, capsys, allowed, code):
+    found = [Finding(id="canary-layer", level="fail", title="one off"), Finding(id="canary-parity", level="fail", title="differs")]
+    monkeypatch.setattr(run_canary_script, "run_canary", lambda *arguments: found)
+    settings = json.dumps(asdict(EngineSettings("e:E", "m", (2,), "bfloat16", 1, 300, False, str(tmp_path))))
+    paths = ["--work", str(tmp_path / "work"), "--log", str(tmp_path / "log"), "--output", str(tmp_path / "verdict.json")]
+    monkeypatch.setattr("sys.argv", ["run_canary.py", "--settings", settings, *paths, "--allow", *allowed])
+    if code:
+        with pytest.raises(CompatibilityError) as caught:
+            run_canary_script.main()
+        assert ("canary-layer" in str(caught.value)) == (not allowed) and "canary-parity" in str(caught.value)
+    else:
+        run_canary_script.main()
+    record = json.loads((tmp_path / ("verdict.failed.json" if code else "verdict.json")).read_text())
+    assert [finding["id"] for finding in record["findings"] if finding["accepted"]] == allowed
+    assert ("fail (accepted): canary-layer" in capsys.readouterr().err) == bool(allowed)
+
+
 # --- the checks
 
 
@@ -169,6 +193,12 @@ def test_embeddings_instead_of_a_layer_are_named(case):
 def test_swapped_samples(case):
     swap_samples(case[1])
     assert "canary-wrong-token-ids" in ids(found(case))
+
+
+def test_states_swapped_under_right_ids(case):
+    swap_states(case[1])
+    findings = found(case)
+    assert ids(findings) == {"canary-parity", "canary-chunk"}  # the shorter sample is another all through, the longer one in part
 
 
 def test_a_zeroed_tail(case):

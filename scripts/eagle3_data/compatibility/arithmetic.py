@@ -39,8 +39,8 @@ class Workload:
         return self.tokens * self.bytes_per_token
 
 
-def check_layers(layers: Sequence[int], num_hidden_layers: int, client_location: str = "") -> list[Finding]:
-    """Findings for layer ids in vLLM's convention."""
+def check_layers(layers: Sequence[int], num_hidden_layers: int | None, client_location: str = "") -> list[Finding]:
+    """Findings for layer ids in vLLM's convention; `num_hidden_layers` None where no model is given."""
     remedy = "set extraction.layers to ascending, distinct ids that end with the last layer"
     return [
         Finding(name, "fail", message, client_location=client_location, remedy=remedy)

@@ -29,6 +29,7 @@ from eagle3_data.compatibility.symbols import (
     has_decorator,
     last_name,
 )
+from eagle3_data.errors import headline
 
 SECOND_PHASE = {"execute_model": "sample_tokens"}
 """Calls whose result may be None until a second call is made: discarding it loses the protocol's second half."""
@@ -56,8 +57,19 @@ def check_client(client: Client, symbols: Symbols) -> list[Finding]:
     """Every use of vLLM in the client that will fail, or may."""
     findings: list[Finding] = []
     for file in client.files:
+        findings += _unparsable(file)
         findings += FileBinding(file, symbols).run()
     return list(dict.fromkeys(findings))
+
+
+def _unparsable(file: ClientFile) -> list[Finding]:
+    error = file.syntax_error
+    if error is None:
+        return []
+    line = getattr(error, "lineno", None)
+    title = f"{file.path} cannot be parsed, so what it does with vLLM cannot be judged: {headline(error)}"
+    remedy = "see that it is whole, and run this check with the Python that it is written for"
+    return [Finding("client-unparsable", "unknown", title, f"{file.path}:{line}" if line else file.path, remedy=remedy)]
 
 
 class FileBinding(ast.NodeVisitor):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from eagle3_data.compatibility.source_tree import DirectoryFiles, Files, SourceTree, ZipFiles
 from eagle3_data.errors import InputError
@@ -20,12 +23,21 @@ class ClientFile:
     source: str
 
     @cached_property
-    def tree(self) -> ast.Module:
-        """The syntax tree; empty where the file is no Python of this interpreter's version."""
+    def _parsed(self) -> ast.Module | SyntaxError | ValueError:
         try:
             return ast.parse(self.source)
-        except SyntaxError:
-            return ast.Module([], [])
+        except (SyntaxError, ValueError) as error:  # ValueError: a NUL in the text
+            return error
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax tree; empty where the file is no Python of this interpreter's version."""
+        return self._parsed if isinstance(self._parsed, ast.Module) else ast.Module([], [])
+
+    @property
+    def syntax_error(self) -> SyntaxError | ValueError | None:
+        """Why the file cannot be parsed, if so: nothing in it is judged then."""
+        return None if isinstance(self._parsed, ast.Module) else self._parsed
 
     def location(self, node: ast.AST) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
@@ -45,8 +57,11 @@ class ClientFile:
 
 @dataclass(frozen=True)
 class Client:
+    """`requires` are the requirements it declares, of any package, those of extras included: they are there to be used with it."""
+
     label: str
     files: tuple[ClientFile, ...]
+    requires: tuple[str, ...] = ()
 
     @property
     def strings(self) -> frozenset[str]:
@@ -66,6 +81,20 @@ def _concerning_vllm(files: Files, below: str) -> Iterator[ClientFile]:
             yield ClientFile(path, source)
 
 
+def _declared(files: Files) -> list[str]:
+    """Requirements of a wheel's metadata or a source tree's pyproject.toml; none of a directory of many distributions."""
+    metadata = files.all_metadata()
+    if len(metadata) == 1:
+        return HeaderParser().parsestr(metadata[0]).get_all("Requires-Dist") or []
+    if metadata or not files.exists("pyproject.toml"):
+        return []
+    try:
+        project: Any = tomllib.loads(files.read("pyproject.toml")).get("project", {})
+        return [*project.get("dependencies", ()), *(line for extra in project.get("optional-dependencies", {}).values() for line in extra)]
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError):
+        return []
+
+
 def open_client(path: str | Path) -> Client:
     """The client at `path`, a directory of Python files or a wheel. Raises InputError where no file of it mentions vLLM."""
     path = Path(path)
@@ -74,7 +103,7 @@ def open_client(path: str | Path) -> Client:
     if not path.exists():
         raise InputError(f"{path} does not exist; --client wants a directory of Python files, a wheel, or NAME==VERSION")
     files: Files = ZipFiles(path) if path.is_file() else DirectoryFiles(path)
-    client = Client(path.name, tuple(_concerning_vllm(files, "")))
+    client = Client(path.name, tuple(_concerning_vllm(files, "")), tuple(_declared(files)))
     if not client.files:
         raise InputError(f"no Python file below {path} mentions vllm; --client wants the code that calls vLLM")
     return client

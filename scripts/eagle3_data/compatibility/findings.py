@@ -9,6 +9,21 @@ from typing import Any, Literal
 Level = Literal["fail", "warn", "unknown"]
 
 LEVELS: tuple[Level, ...] = ("fail", "warn", "unknown")
+IDS = frozenset({
+    "abstract-not-implemented", "architecture-unregistered", "architecture-unresolved", "canary-all-zero", "canary-batch", "canary-chunk",
+    "canary-constant", "canary-count", "canary-engine-start", "canary-extraction", "canary-greedy-token", "canary-layer", "canary-not-built",
+    "canary-not-finite", "canary-parity", "canary-post-norm", "canary-quantization", "canary-write", "canary-wrong-dtype", "canary-wrong-shape",
+    "canary-wrong-token-ids", "capture-transformed", "capture-unknown", "client-unparsable", "device-memory-short", "devices-idle", "devices-too-few",
+    "discarded-result", "disk-short", "disk-tight", "duplicate-layer", "engine-unknown", "every-rank-writes", "experts-do-not-divide",
+    "heads-do-not-divide", "hybrid-page-too-small", "hybrid-states-wrong", "ignored-key", "last-layer-missing", "layer-argument-left-out",
+    "layer-not-captured", "layer-out-of-range", "layer-shifted", "layers-not-ascending", "missing-argument", "missing-model-attribute",
+    "missing-model-method", "missing-module", "missing-name", "model-type-refused", "no-chat-template", "no-connector", "no-extraction-method",
+    "no-lock-wait", "not-eagle3", "override-misfit", "patch-unknown", "pipeline-loses-states", "remote-code-needed", "special-token-split",
+    "template-drops-text", "template-fails", "token-beyond-vocabulary", "tokenizer-unusable", "too-long", "transformers-unusable", "two-vllms",
+    "unexpected-argument", "unknown-configuration-key", "unknown-engine-argument", "unsafe-chunked-prefill", "unsafe-prefix-caching",
+    "version-out-of-range", "vllm-not-installed", "vllm-too-old", "vllm-version-unknown",
+})  # fmt: skip
+"""Every id that a check or the canary may give: what `compatibility.allow` may name."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 from eagle3_data import devices
 from eagle3_data.compatibility import arithmetic, versions
 from eagle3_data.compatibility.client import Client, client_of_tree, open_client
+from eagle3_data.compatibility.engine_class import check_engine
 from eagle3_data.compatibility.findings import Finding, Findings, accept, in_order
 from eagle3_data.compatibility.remote_code import check_remote_code
 from eagle3_data.compatibility.source_tree import SourceTree, installed_tree
 from eagle3_data.compatibility.static import Model, Question, check_tree
-from eagle3_data.compatibility.symbols import Symbols
-from eagle3_data.compatibility.wire_contract import Plan, check_engine_arguments
+from eagle3_data.compatibility.wire_contract import Plan
 from eagle3_data.config import Compatibility, Extraction, Tokenization
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.layers import OFFSETS, default_layers
@@ -48,6 +48,7 @@ def check(
     workload = arithmetic.Workload(batches["tokens"], batches["samples"], batches["longest"], layers, target.hidden_size, extraction.dtype)
     subject = describe(target, workload, extraction)
     findings = check_remote_code(target.path, target.model_type, target.needs_remote_code, target_section.trust_remote_code)
+    findings += check_engine(extraction.engine)
     findings += arithmetic.check_disk(workload, extraction.store)
     if extraction.engine.startswith(VLLM_ENGINES):
         tree = installed_tree("vllm")
@@ -58,7 +59,7 @@ def check(
         subject |= {"vLLM": tree.version if tree else "not installed"}
     else:
         findings += arithmetic.check_layers(layers, target.num_hidden_layers, "extraction.layers")
-    findings += check_tokenizer(target, target_section)
+    findings += check_tokenizer(target, target_section, tokenization)
     return Findings(in_order(accept(findings, compatibility.allow)), subject, time.monotonic() - started)
 
 
@@ -82,8 +83,7 @@ def check_vllm(tree: SourceTree, target: TargetDescription, layers: tuple[int, .
     """The installed vLLM with our engine, this target and these engine arguments; then the other clients' own code."""
     plan = replace(Plan.of(extraction.tensor_parallel, extraction.engine_arguments, longest), client_location="extraction")
     model = Model.of(read_model_config(Path(target.path)))
-    findings = [*check_tree(tree, Question(own_clients(), model, layers, plan))]
-    findings += check_engine_arguments(Symbols(tree), extraction.engine_arguments)
+    findings = [*check_tree(tree, Question(own_clients(), model, layers, plan, extraction.engine_arguments))]
     return findings + [_warned(finding) for finding in check_tree(tree, Question(other_clients(), plan=plan))]
 
 
@@ -102,11 +102,11 @@ def _warned(finding: Finding) -> Finding:
     return replace(finding, level="warn") if finding.level == "fail" else finding
 
 
-def check_tokenizer(target: TargetDescription, section: TargetSection) -> list[Finding]:
+def check_tokenizer(target: TargetDescription, section: TargetSection, tokenization: Tokenization) -> list[Finding]:
     """A6; imported late, for it needs transformers, which takes seconds."""
     from eagle3_data.compatibility.tokenizer import check_tokenizer as check_files
 
-    return check_files(target.path, target.vocab_size, target.has_chat_template, section.trust_remote_code)
+    return check_files(target.path, target.vocab_size, section.trust_remote_code, tokenization)
 
 
 def describe(target: TargetDescription, workload: arithmetic.Workload, extraction: Extraction) -> dict[str, Any]:

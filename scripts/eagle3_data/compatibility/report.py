@@ -1,15 +1,22 @@
-"""The report of a check as text for a terminal or a log, and as a page. The JSON is the findings' own record."""
+"""The report of a check as a table on a terminal, as plain text in a log, and as a page. The JSON is the findings' own record."""
 
 from __future__ import annotations
 
+import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment
 
+from eagle3_data.cli import say
 from eagle3_data.compatibility.findings import Finding, Findings
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH = 118
 WORDS = {"fail": "FAIL", "warn": "WARN", "unknown": "?"}
+COLOURS = {"fail": "bold red", "warn": "yellow", "unknown": "cyan"}
 PHRASES = {"fail": "failing", "warn": "to watch", "unknown": "not to be judged from source"}
 
 
@@ -33,6 +40,36 @@ dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere }
 {% endfor %}
 </body></html>
 """
+
+
+def show(result: Findings, title: str) -> None:
+    """The report on stderr: a table where that is a terminal, else plain text, for a log is searched and quoted."""
+    if not sys.stderr.isatty():
+        say(render(result, title))
+        return
+    from rich.console import Console  # a tenth of a second that a log need not pay
+
+    print_table(Console(stderr=True), result, title)
+
+
+def print_table(console: Console, result: Findings, title: str) -> None:
+    """What was looked at, a row a finding, the verdict. All texts are quoted as they are: what looks like markup is none."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(title, "bold"))
+    for name, value in result.subject.items():
+        console.print(Text.assemble((f"  {name}: ", "dim"), str(value)))
+    if result.findings:
+        table = Table("", "finding", "what, where, and what to do", box=SIMPLE_HEAD, show_lines=True)
+        for finding in result.findings:
+            colour = "green" if finding.accepted else COLOURS[finding.level]
+            details = [Text.assemble((f"\n{name}: ", "dim"), value) for name, value in _details(finding) if value]
+            word = WORDS[finding.level] + (" (accepted)" if finding.accepted else "")
+            table.add_row(Text(word, colour), Text(finding.id, colour), Text.assemble(finding.title, *details), style="")
+        console.print(table)
+    console.print(Text(verdict(result), "bold red" if result.failed else "bold green"))
 
 
 def render(result: Findings, title: str) -> str:
@@ -60,11 +97,16 @@ def verdict(result: Findings) -> str:
 
 def _finding(finding: Finding) -> list[str]:
     word = f"{WORDS[finding.level]:5}" + ("(accepted) " if finding.accepted else "")
-    lines = textwrap.wrap(f"{word}{finding.id}: {finding.title}", WIDTH, subsequent_indent=" " * 5)
+    lines = _wrap(f"{word}{finding.id}: {finding.title}", 5)
     for name, value in _details(finding):
         if value:
-            lines += textwrap.wrap(f"     {name:>5}: {value}", WIDTH, subsequent_indent=" " * 12)
+            lines += _wrap(f"     {name:>5}: {value}", 12)
     return lines
+
+
+def _wrap(text: str, indent: int) -> list[str]:
+    """Lines of at most WIDTH characters, but no path or name is broken."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _details(finding: Finding) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,10 @@ class Files(Protocol):
         """METADATA of the distribution that holds `package`, or the empty string."""
         ...
 
+    def all_metadata(self) -> list[str]:
+        """METADATA of every distribution."""
+        ...
+
 
 @dataclass(frozen=True)
 class DirectoryFiles:
@@ -47,6 +51,9 @@ class DirectoryFiles:
             if _distribution_provides(info.name, package) and (info / "METADATA").is_file():
                 return (info / "METADATA").read_text(encoding="utf-8", errors="replace")
         return ""
+
+    def all_metadata(self) -> list[str]:
+        return [file.read_text(encoding="utf-8", errors="replace") for file in sorted(self.root.glob("*.dist-info/METADATA"))]
 
 
 class ZipFiles:
@@ -77,6 +84,9 @@ class ZipFiles:
             if file == "METADATA" and _distribution_provides(directory, package):
                 return self.read(name)
         return ""
+
+    def all_metadata(self) -> list[str]:
+        return [self.read(name) for name in sorted(self._names) if name.endswith(".dist-info/METADATA")]
 
 
 def _distribution_provides(directory: str, package: str) -> bool:

@@ -1,9 +1,9 @@
-"""Stage A on any clients and any vLLM tree, with or without a target model: no import, no GPU, seconds. Standard library only."""
+"""Stage A on any clients and any vLLM tree, with or without a target model: no import, no GPU, seconds. Standard library and packaging only."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from eagle3_data.compatibility.models import Architecture, ModelRegistry, check_
 from eagle3_data.compatibility.patched import check_patches
 from eagle3_data.compatibility.source_tree import SourceTree
 from eagle3_data.compatibility.symbols import Symbols
-from eagle3_data.compatibility.wire_contract import Plan, check_contract
+from eagle3_data.compatibility.versions import check_declared
+from eagle3_data.compatibility.wire_contract import Plan, check_contract, check_engine_arguments
 from eagle3_data.errors import InputError
 from eagle3_data.layers import default_layers
-from eagle3_data.target import read_model_config, text_config
+from eagle3_data.target import architectures_of, read_model_config, text_config
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Model:
     def of(cls, config: dict[str, Any]) -> Model:
         """Raises InputError where the configuration is not that of a decoder language model."""
         text = text_config(config)
-        architectures = config.get("architectures") or text.get("architectures")
+        architectures = architectures_of(config)
         if not architectures or not isinstance(text.get("num_hidden_layers"), int):
             raise InputError("the model's config.json lacks architectures or num_hidden_layers (looked in text_config, too); give a decoder language model's")
         return cls(
             config=config,
             architecture=architectures[0],
-            text_architecture=(text.get("architectures") or architectures)[0],
+            text_architecture=(architectures_of(text) or architectures)[0],
             model_type=str(text.get("model_type") or config.get("model_type") or ""),
             num_hidden_layers=text["num_hidden_layers"],
         )
@@ -55,8 +56,10 @@ class Model:
             return cls.of(read_model_config(path))
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{path} cannot be read as JSON; --model wants a config.json or the directory that holds it") from error
+        if not isinstance(config, dict):
+            raise InputError(f"{path} does not hold a JSON object; --model wants a config.json or the directory that holds it")
         return cls.of(config)
 
 
@@ -68,6 +71,7 @@ class Question:
     model: Model | None = None
     layers: tuple[int, ...] | None = None
     plan: Plan = field(default_factory=Plan)
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def extracts_with_vllm(self) -> bool:
@@ -84,14 +88,18 @@ def check_tree(tree: SourceTree, question: Question) -> tuple[Finding, ...]:
     symbols = Symbols(tree)
     findings: list[Finding] = []
     for client in question.clients:
+        findings += check_declared(client, tree)
         findings += check_client(client, symbols)
     architecture: Architecture | None = None
     if question.model is not None:
         architecture, model_findings = check_model(symbols, question, question.model)
         findings += model_findings
+    elif question.layers is not None:
+        findings += check_layers(question.layers, None)
     if question.extracts_with_vllm:
         plan = replace(question.plan, model_type=question.model.model_type if question.model else "")
         findings += check_contract(symbols, plan, architecture, question.clients)
+    findings += check_engine_arguments(symbols, question.engine_arguments)
     return in_order(findings)
 
 

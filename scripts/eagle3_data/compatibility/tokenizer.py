@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.compatibility.remote_code import REMEDY
+from eagle3_data.config import Tokenization
 from eagle3_data.errors import headline, message_of
 
 CONVERSATION = [
@@ -14,8 +16,8 @@ CONVERSATION = [
 ]
 
 
-def check_tokenizer(target: str, vocab_size: int, has_chat_template: bool, trust_remote_code: bool) -> list[Finding]:
-    """Findings about the tokenizer in checkpoint directory `target`."""
+def check_tokenizer(target: str, vocab_size: int, trust_remote_code: bool, tokenization: Tokenization) -> list[Finding]:
+    """Findings about the tokenizer in checkpoint directory `target`, used as `tokenization` says."""
     try:
         from transformers import AutoTokenizer
     except Exception as error:  # noqa: BLE001 - an import may fail in any way, and vLLM imports transformers, too
@@ -26,7 +28,7 @@ def check_tokenizer(target: str, vocab_size: int, has_chat_template: bool, trust
         tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's loader raises is the finding
         return [_unusable(target, error)]
-    return [*_ids_below(tokenizer, vocab_size, target), *_round_trips(tokenizer, target), *_template(tokenizer, vocab_size, has_chat_template, target)]
+    return [*_ids_below(tokenizer, vocab_size, target), *_round_trips(tokenizer, target), *_template(tokenizer, vocab_size, target, tokenization)]
 
 
 def _unusable(target: str, error: Exception) -> Finding:
@@ -62,19 +64,33 @@ def _round_trips(tokenizer: Any, target: str) -> list[Finding]:
     return [Finding("special-token-split", "fail", title, target, remedy="repair added_tokens in the checkpoint's tokenizer files")]
 
 
-def _template(tokenizer: Any, vocab_size: int, has_chat_template: bool, target: str) -> list[Finding]:
-    if not has_chat_template and not getattr(tokenizer, "chat_template", None):
+def _template(tokenizer: Any, vocab_size: int, target: str, tokenization: Tokenization) -> list[Finding]:
+    """The template the run uses, which is that of `tokenization` where it names one.
+
+    A template is only warned of: the run's data is tokenized by now, so it rendered that, or the data (texts, token ids) needs none.
+    """
+    override = {}
+    place = target
+    if tokenization.chat_template:
+        place = "tokenization.chat_template"
+        try:
+            override = {"chat_template": Path(tokenization.chat_template).read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            title = f"the chat template {tokenization.chat_template} cannot be read: {headline(error)}"
+            return [Finding("template-fails", "warn", title, place, remedy="correct the path")]
+    elif not getattr(tokenizer, "chat_template", None):
         title = "the checkpoint has no chat template, so conversations cannot be rendered as the model was trained"
-        return [Finding("no-chat-template", "fail", title, target, remedy="put the model's chat_template.jinja into the checkpoint directory")]
+        remedy = "of no consequence for texts and token ids; else put the model's chat_template.jinja into the checkpoint, or set tokenization.chat_template"
+        return [Finding("no-chat-template", "warn", title, place, remedy=remedy)]
     try:
-        text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+        text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False, **override, **tokenization.template_arguments)
         ids = tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:  # noqa: BLE001 - whatever a template raises is the finding
         title = f"the chat template does not render a plain conversation: {headline(error)}"
-        return [Finding("template-fails", "fail", title, target, remedy="repair the checkpoint's chat template")]
+        return [Finding("template-fails", "warn", title, place, remedy="look at the rendered samples (samples.html); repair the template if any are missing")]
     if lost := [turn["role"] for turn in CONVERSATION if turn["content"] not in text]:
         title = f"the chat template leaves out what the {lost[0]} said"
-        return [Finding("template-drops-text", "warn", title, target, remedy="look at the rendered samples before training on them")]
+        return [Finding("template-drops-text", "warn", title, place, remedy="look at the rendered samples before training on them")]
     if beyond := [number for number in ids if number >= vocab_size]:
         title = f"a rendered conversation holds token id {beyond[0]}, beyond the model's vocabulary of {vocab_size}"
         return [Finding("token-beyond-vocabulary", "fail", title, target, remedy="use the tokenizer that belongs to this model")]

@@ -1,4 +1,4 @@
-"""Installed versions against ours and against each other's declared ranges (A1). Standard library and packaging only."""
+"""Versions against ours and against declared ranges, of what is installed and of a client and a tree (A1). Standard library and packaging only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from eagle3_data.compatibility.client import Client
 from eagle3_data.compatibility.findings import Finding
 from eagle3_data.compatibility.source_tree import SourceTree
 
@@ -79,6 +80,16 @@ def _unmet(name: str, line: str) -> list[Finding]:
     return [Finding("version-out-of-range", "warn", title, remedy=remedy)]
 
 
-def tree_versions(*trees: SourceTree | None) -> dict[str, str]:
-    """Package name to version, for the report."""
-    return {tree.package: tree.version for tree in trees if tree is not None}
+def check_declared(client: Client, tree: SourceTree) -> list[Finding]:
+    """Whether the vLLM of `tree` is one that the client says it works with."""
+    findings = []
+    for line in client.requires:
+        try:
+            requirement, version = Requirement(line), Version(tree.version)
+        except (InvalidRequirement, InvalidVersion):
+            continue
+        if requirement.name in VLLM_DISTRIBUTIONS and not requirement.specifier.contains(version, prereleases=True):
+            title = f"{client.label} declares {requirement.name}{requirement.specifier}, and this vLLM is another"
+            remedy = f"use {requirement.name}{requirement.specifier}, or heed what else is found here"
+            findings.append(Finding("version-out-of-range", "warn", title, client.label, remedy=remedy))
+    return findings

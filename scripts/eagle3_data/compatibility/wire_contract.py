@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from eagle3_data.compatibility.findings import Finding
 from eagle3_data.compatibility.models import Architecture
 from eagle3_data.compatibility.signatures import of_constructor
 from eagle3_data.compatibility.symbols import ClassSymbol, FunctionSymbol, Symbols, dotted, last_name
+from eagle3_data.errors import ConfigError
 
 METHOD = "extract_hidden_states"
 SPECULATIVE = "vllm.config.speculative"
@@ -41,17 +42,24 @@ class Plan:
     client_location: str = ""
 
     @classmethod
-    def of(cls, tensor_parallel: int, engine_arguments: dict[str, Any], longest: int | None = None, model_type: str = "") -> Plan:
-        """The plan of engine arguments; chunked prefill is off the table where every sample fits one step."""
+    def of(cls, tensor_parallel: int, engine_arguments: Mapping[str, Any], longest: int | None = None, model_type: str = "") -> Plan:
+        """The plan of engine arguments; chunked prefill is off the table where every sample fits one step. Raises ConfigError."""
         budget = engine_arguments.get("max_num_batched_tokens")
         fits_one_step = longest is not None and isinstance(budget, int) and longest <= budget
         return cls(
             tensor_parallel=tensor_parallel,
-            pipeline_parallel=int(engine_arguments.get("pipeline_parallel_size", 1)),
+            pipeline_parallel=_pipeline_stages(engine_arguments),
             prefix_caching=engine_arguments.get("enable_prefix_caching", True) is not False,
             chunked_prefill=engine_arguments.get("enable_chunked_prefill", True) is not False and not fits_one_step,
             model_type=model_type,
         )
+
+
+def _pipeline_stages(engine_arguments: Mapping[str, Any]) -> int:
+    stages = engine_arguments.get("pipeline_parallel_size", 1)
+    if type(stages) is not int or stages < 1:
+        raise ConfigError(f"engine_arguments: pipeline_parallel_size must be a whole number from 1 on, not {stages!r}")
+    return stages
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def read_contract(symbols: Symbols) -> Contract:
         saves_slots_of_step=saves is not None and _slots_of_step(saves),
         writes_asynchronously="ThreadPoolExecutor" in source,
         one_rank_writes="get_tensor_model_parallel_rank" in source,
-        finds_cache_group="HiddenStateCacheSpec" in source,
+        finds_cache_group="HiddenStateCacheSpec" in source or (saves is not None and _slots_of_layer(saves)),
         fits_hybrid_pages="_ensure_min_page_size" in tree.source(CACHE_GROUPS),
         configuration_keys=frozenset(_first_strings(connector.node, "get_from_extra_config")),
         request_keys=frozenset(_first_strings(connector.node, "get", of="kv_params")),
@@ -120,6 +128,12 @@ def _slots_of_step(function: FunctionSymbol) -> bool:
     """Whether it reads the step's own slot mapping, which lacks tokens of earlier chunks and of cached prefixes."""
     attributes = (n for n in ast.walk(function.node) if isinstance(n, ast.Attribute) and n.attr == "slot_mapping")
     return any(last_name(n.value) in ("get_forward_context", "attn_metadata") for n in attributes)
+
+
+def _slots_of_layer(function: FunctionSymbol) -> bool:
+    """Whether it takes the slots of the very layer that it saves (`slot_mapping[layer_name]`, in 0.22): those are in its own cache group."""
+    indexed = (n.value for n in ast.walk(function.node) if isinstance(n, ast.Subscript) and last_name(n.slice) == "layer_name")
+    return any(isinstance(value, ast.Attribute) and value.attr == "slot_mapping" for value in indexed)
 
 
 def _first_strings(node: ast.AST, function: str, of: str = "") -> Iterator[str]:
@@ -149,7 +163,7 @@ def check_contract(symbols: Symbols, plan: Plan, architecture: Architecture | No
     return findings
 
 
-def check_engine_arguments(symbols: Symbols, arguments: dict[str, Any]) -> list[Finding]:
+def check_engine_arguments(symbols: Symbols, arguments: Mapping[str, Any]) -> list[Finding]:
     """Whether vLLM's `LLM` takes the user's engine arguments: it hands all it does not know to EngineArgs, which refuses."""
     llm, engine = symbols.resolve("vllm.entrypoints.llm", "LLM"), symbols.resolve("vllm.engine.arg_utils", "EngineArgs")
     signatures = [of_constructor(symbols, cls) for cls in (llm, engine) if isinstance(cls, ClassSymbol)]

@@ -1,6 +1,7 @@
 """Faults that are known, each with what it means and what to do, and noise that never is a cause. Standard library only.
 
-Each entry was met in a real log or read in vLLM's source. The ids are those of the compatibility check where it finds the same fault.
+Each entry was met in a real log or read in vLLM's source, but for `device-fault` and `collective-timeout`, which could not be
+reproduced here: they go by the words of PyTorch's source. The ids are those of the compatibility check where it finds the same fault.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ FAULTS = (
     ),
     _fault(
         "device-memory-short",
-        r"OutOfMemoryError|CUDA out of memory|Free memory on device .* is less than desired",
+        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|Free memory on device .* is less than desired",
         "the devices do not hold the model with its activations and cache",
         "set extraction.tensor_parallel higher, lower engine_arguments.max_num_batched_tokens or gpu_memory_utilization, and see that the devices are free",
     ),
@@ -172,8 +173,25 @@ FAULTS = (
         "run on a machine with a fitting GPU driver, or install the CPU environment",
     ),
     _fault(
+        "device-fault",
+        r"CUDA error: (?:an illegal memory access|unspecified launch failure|misaligned address|an illegal instruction|device-side assert|uncorrectable ECC"
+        r"|invalid program counter|hardware stack error|unknown error)|what\(\):\s+CUDA error: (?!out of memory|no kernel image)",
+        "a kernel failed on a GPU; that is noticed late, so the place that is named need not be the one at fault",
+        "run the same command again. If the same sample fails again, a kernel is at fault: try another engine_arguments.attention_backend or "
+        "enforce_eager: true, and CUDA_LAUNCH_BLOCKING=1 to find it. Is it always the same GPU, look for its Xid lines in the kernel's log",
+        in_lines=True,
+    ),
+    _fault(
+        "collective-timeout",
+        r"Watchdog caught collective operation timeout",
+        "the GPUs waited for one another in vain: one of them died, hangs, or was never reached",
+        "look in the log for the first rank that failed or fell silent: this line is an echo of that. If none did, the GPUs do not reach one another: "
+        "NCCL_DEBUG=INFO shows over what they try, NCCL_P2P_DISABLE=1 tells whether it is their direct connection",
+        in_lines=True,
+    ),
+    _fault(
         "communication-lost",
-        r"NCCL error|ncclSystemError|ncclUnhandledCudaError|Watchdog caught collective operation timeout|\[Gloo\].*[Cc]onnection",
+        r"NCCL error|ncclSystemError|ncclUnhandledCudaError|\[Gloo\].*[Cc]onnection",
         "the devices or processes lost each other",
         "look for the first process that died; set NCCL_DEBUG=INFO to see more",
     ),
@@ -232,7 +250,7 @@ FAULTS = (
     ),
     _fault(
         "native-crash",
-        r"Fatal Python error: |Segmentation fault|SIGSEGV|Bus error|Illegal instruction",
+        r"Fatal Python error: |Segmentation fault|SIGSEGV|Bus error|Illegal instruction|^\s*what\(\):",
         "native code crashed the process",
         "run the same command again; if it crashes on the same sample, that one is set aside",
         in_lines=True,
@@ -259,7 +277,7 @@ EMPTY_MESSAGE = _fault(
 )
 
 SECONDARY = re.compile(
-    r"^(?:EngineDeadError|EngineGenerateError|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError|EOFError|IncompleteReadError)\b"
+    r"^\w*ExceptionGroup\b|^(?:EngineDeadError|EngineGenerateError|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError|EOFError|IncompleteReadError)\b"
     r"|Engine core initialization failed|Worker failed with error|WorkerProc initialization failed|See (?:stack trace|root cause)"
     r"|Engine process failed to start|cancelled|Executor failed|Connection closed by peer|DistStoreError|Broken pipe"
 )

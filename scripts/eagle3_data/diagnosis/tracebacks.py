@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eagle3_data.diagnosis.log_lines import LogLine
 
 START = "Traceback (most recent call last):"
+GROUP_START = "Exception Group Traceback (most recent call last):"
+SUB_EXCEPTION = "+- sub-exception"
+"""Stands for the rule above an exception of a group, which has a number and, where it was never raised, no traceback."""
 DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
 IN_HANDLING = "During handling of the above exception, another exception occurred:"
 FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
-EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_]\w*(?:\.\w+)*)(?:: ?(?P<message>.*))?$")
+EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_]\w*(?:\.(?:\w+|<locals>|<lambda>))*)(?:: ?(?P<message>.*))?$")
 CARETS = re.compile(r"^\s*[\^~]+\s*$")
+GROUP_BAR = re.compile(r"^\s+(?:\| ?|\+ (?=Exception Group ))")
+GROUP_RULE = re.compile(r"^\s+\+[-+]*-{8,}(?P<number> \d+ -+)?")
+HEADS = (START, GROUP_START, SUB_EXCEPTION)
+LINKS = (DIRECT_CAUSE, IN_HANDLING)
 MESSAGE_LINES = 12
 
 
 @dataclass(frozen=True)
 class Raised:
-    """One exception as a traceback shows it. `first` and `last` are line numbers of the log."""
+    """One exception as a traceback shows it. `first` and `last` are line numbers of the log; `type` is empty where the log is cut off before it."""
 
     type: str
     message: str
@@ -30,6 +37,10 @@ class Raised:
     first: int
     last: int
     text: str
+
+    @property
+    def cut(self) -> bool:
+        return not self.type
 
     @property
     def name(self) -> str:
@@ -58,14 +69,23 @@ class Chain:
     """For each exception after the first: whether it was raised `from` the one before."""
 
 
+def is_of_traceback(text: str) -> bool:
+    """Whether the line is a part of a traceback that says nothing by itself."""
+    return text.strip() in (*HEADS, *LINKS) or FRAME.match(text) is not None or CARETS.match(text) is not None
+
+
 def find_chains(lines: Sequence[LogLine]) -> list[Chain]:
-    """The chains of one process's lines."""
+    """The chains of one process's lines. A traceback that is cut off is a chain of its own, of one exception without a type."""
+    lines = list(_without_bars(lines))
     chains: list[Chain] = []
     position, link = 0, ""
+    if _starts_inside(lines):
+        raised, position = _read(lines, -1)
+        chains += [Chain((raised,))] if raised else []
     while position < len(lines):
         text = lines[position].text.strip()
-        if text != START:
-            if text in (DIRECT_CAUSE, IN_HANDLING):
+        if text not in HEADS or (text == SUB_EXCEPTION and position + 1 < len(lines) and lines[position + 1].text.strip() in HEADS):
+            if text in LINKS:
                 link = text
             elif text:
                 link = ""
@@ -74,7 +94,7 @@ def find_chains(lines: Sequence[LogLine]) -> list[Chain]:
         raised, position = _read(lines, position)
         if raised is None:
             continue
-        if link and chains:
+        if link and chains and not raised.cut:
             chains[-1] = Chain((*chains[-1].raised, raised), (*chains[-1].caused, link == DIRECT_CAUSE))
         else:
             chains.append(Chain((raised,)))
@@ -82,8 +102,32 @@ def find_chains(lines: Sequence[LogLine]) -> list[Chain]:
     return chains
 
 
+def _without_bars(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """The lines as if the exceptions of a group (`except*`, task groups) stood alone: without the bars that Python draws beside them."""
+    inside = True  # the log may begin in one
+    for line in lines:
+        if inside and (rule := GROUP_RULE.match(line.text)) is not None:
+            yield replace(line, text=SUB_EXCEPTION if rule["number"] else "")
+        elif (bar := GROUP_BAR.match(line.text)) is not None and (inside or "+" in bar[0]):
+            inside = True
+            yield replace(line, text=line.text[bar.end() :])
+        else:
+            inside = False
+            yield line
+
+
+def _starts_inside(lines: Sequence[LogLine]) -> bool:
+    """Whether the lines begin inside a traceback, its head cut off."""
+    for line in lines:
+        if FRAME.match(line.text) is not None:
+            return True
+        if line.text.strip() and not line.text.startswith(" "):
+            break
+    return bool(lines) and lines[0].level == "ERROR" and lines[0].text.startswith("    ")
+
+
 def _read(lines: Sequence[LogLine], start: int) -> tuple[Raised | None, int]:
-    """The traceback that starts at `start`, and the position after it; None where it is cut off."""
+    """The traceback whose head is at `start` (-1: cut off), and the position after it; None where nothing of it is there."""
     frames: list[str] = []
     source = ""
     position = start + 1
@@ -97,13 +141,17 @@ def _read(lines: Sequence[LogLine], start: int) -> tuple[Raised | None, int]:
         elif not text.startswith(" ") and text.strip():
             break
         position += 1
+    head, begin = lines[max(start, 0)], max(start, 0)
     if position >= len(lines) or (found := EXCEPTION.match(lines[position].text.rstrip())) is None:
-        return None, max(position, start + 1)
+        if start < 0 and not frames:
+            return None, position
+        shown = [line.text.rstrip() for line in lines[begin:position] if not CARETS.match(line.text)]
+        last = lines[position - 1]
+        return Raised("", "", tuple(frames), source, head.process, head.level, head.number, last.number, "\n".join(shown)), position
     rest = list(_more_of_message(lines, position))
     message = "\n".join([found["message"] or "", *(line.text.rstrip() for line in rest)]).strip()
     last = rest[-1] if rest else lines[position]
-    shown = [line.text.rstrip() for line in lines[start : position + 1 + len(rest)] if not CARETS.match(line.text)]
-    head = lines[start]
+    shown = [line.text.rstrip() for line in lines[begin : position + 1 + len(rest)] if not CARETS.match(line.text)]
     raised = Raised(found["type"], message, tuple(frames), source, head.process, head.level, head.number, last.number, "\n".join(shown))
     return raised, position + 1 + len(rest)
 
@@ -117,7 +165,7 @@ def _more_of_message(lines: Sequence[LogLine], position: int) -> Iterator[LogLin
         same_record = bool(head.origin) and (line.origin, line.level) == (head.origin, head.level)
         indented = not line.level and line.text.startswith(" ")
         field = validation and not line.level and re.fullmatch(r"[\w.]+", text) is not None
-        if not text or text in (START, DIRECT_CAUSE, IN_HANDLING) or not (same_record or indented or field):
+        if not text or text in (*HEADS, *LINKS) or not (same_record or indented or field):
             return
         yield line
 
@@ -127,7 +175,7 @@ def without_repeats(chains: Sequence[Chain]) -> list[Chain]:
     seen: set[tuple[tuple[str, str], ...]] = set()
     kept = []
     for chain in sorted(chains, key=lambda c: c.raised[0].first):
-        words = tuple((raised.type, raised.message) for raised in chain.raised)
+        words = tuple((raised.type, raised.message or raised.place) for raised in chain.raised)
         if words not in seen:
             seen.add(words)
             kept.append(chain)

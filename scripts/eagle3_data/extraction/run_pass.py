@@ -101,6 +101,7 @@ class PassRun:
         self._batches: dict[str, Any] = read_json(job.results / "tokens/batches.json")["batches"]
         self._failure: dict[str, Any] | None = None
         self._ready: Ready | None = None
+        self._canary: list[dict[str, Any]] = []
         self._phase = "surveying"
         self._loads, self._missing, self._extraction_s, self._lease_wait_s = 0, 0, 0.0, 0.0
         self._deaths: dict[str, int] = {}
@@ -262,8 +263,10 @@ class PassRun:
         """Whether a tiny model of the target's architecture goes through the engine and comes out right (cached if so)."""
         self._phase = "canary"
         settings = self._job.engine_settings(self._store)
+        allowed = sorted(name for name in self._job.compatibility.allow if name.startswith("canary-"))
         tested = {
             **asdict(settings),
+            "allow": allowed,
             "model_path": "",
             "states_root": "",
             "packages": [str(installed_version(*names)) for names in (VLLM_DISTRIBUTIONS, ("torch",))],
@@ -271,7 +274,8 @@ class PassRun:
         }
         verdict = self._store.directory / "canary" / f"{hash_json(tested)}.json"
         if verdict.exists():
-            say(f"canary: passed before ({verdict})")
+            self._canary = read_json(verdict)["findings"]
+            say("".join([f"canary: passed before ({verdict})", *map(_told, self._canary)]))
             return True
         say(f"canary: a tiny model of {self._job.description.architecture} goes through the engine first")
         arguments = [
@@ -283,6 +287,8 @@ class PassRun:
             str(self._job.engine_log),
             "--output",
             str(verdict),
+            "--allow",
+            *allowed,
         ]
         child = Child("run_canary", arguments, self._job.engine_log)
         try:
@@ -291,11 +297,12 @@ class PassRun:
         finally:
             child.kill()
         if passed := find_json(verdict):
-            say("".join(["canary: passed", *(f"\n  {finding['level']}: {finding['id']}: {finding['title']}" for finding in passed["findings"])]))
+            self._canary = passed["findings"]
+            say("".join(["canary: passed", *map(_told, self._canary)]))
         if self._stop.now.is_set() or passed:
             return passed is not None
         failed = find_json(verdict.with_suffix(".failed.json")) or {"findings": []}
-        told = (f"{finding['id']}: {finding['title']}" for finding in failed["findings"] if finding["level"] == "fail")
+        told = (f"{finding['id']}: {finding['title']}" for finding in failed["findings"] if finding["level"] == "fail" and not finding["accepted"])
         causes = tuple(told) or (f"the canary's process {child.end()}",)
         self._failure = describe_situation(
             CompatibilityError, f"the canary failed, so the target was not loaded; engine output: {self._job.engine_log}", causes=causes
@@ -341,12 +348,17 @@ class PassRun:
                 "samples_extracted": outcomes.extracted,
                 "tokens_extracted": outcomes.tokens,
                 "written_bytes": outcomes.size_bytes,
+                "canary": self._canary,
                 "failure": self._failure,
                 "deaths": {key: number for key, number in self._deaths.items() if not self._store.holds(key)},
                 "batches": outcomes.batches(),
             },
         )
         say(f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete, {counts['failed']} failed, {counts['not_reached']} not reached")
+
+
+def _told(finding: dict[str, Any]) -> str:
+    return f"\n  {finding['level']}{' (accepted)' if finding['accepted'] else ''}: {finding['id']}: {finding['title']}"
 
 
 def _package_versions() -> dict[str, str | None]:
