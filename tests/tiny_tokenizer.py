@@ -61,7 +61,7 @@ def save_tokenizer(directory: Path, chat_template: str | None, *, bos: str = "<|
 
 def describe(directory: Path, vocab_size: int) -> TargetDescription:
     """What describe_target would say of a model with the tokenizer in `directory`."""
-    return TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 4, 64, vocab_size, 4096, "none", 1, True, False, "0" * 32)
+    return TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 4, 64, vocab_size, 4096, "none", 1, False, "0" * 32)
 
 
 HELD: list[TemporaryDirectory[str]] = []

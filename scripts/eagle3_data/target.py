@@ -19,7 +19,6 @@ WHOLE_FILE_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 BLOCKS = 16
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
-CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 VOLATILE_CONFIG_KEYS = {"transformers_version", "_name_or_path"}
 
 
@@ -37,7 +36,6 @@ class TargetDescription:
     max_position_embeddings: int
     quantization: str
     weights_bytes: int
-    has_chat_template: bool
     needs_remote_code: bool
     fingerprint: str
 
@@ -140,7 +138,6 @@ def describe_target(path: str) -> TargetDescription:
         max_position_embeddings=int(text.get("max_position_embeddings") or 0),
         quantization=str(quantization.get("quant_method", "none")),
         weights_bytes=sum(file.stat().st_size for file in files),
-        has_chat_template=_has_chat_template(directory),
         needs_remote_code="auto_map" in config,
         fingerprint=hash_json(
             {
@@ -150,12 +147,3 @@ def describe_target(path: str) -> TargetDescription:
             }
         ),
     )
-
-
-def _has_chat_template(directory: Path) -> bool:
-    if any((directory / name).exists() for name in CHAT_TEMPLATE_FILES):
-        return True
-    try:
-        return bool(json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False

@@ -62,7 +62,7 @@ def make_target(directory: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(package / name, directory / name)
     (directory / "chat_template.jinja").write_text(TEMPLATE.read_text(encoding="utf-8").replace("<|im_end|>", "<｜end▁of▁sentence｜>"), encoding="utf-8")
-    description = TargetDescription(str(directory), "X", "X", "x", 4, 64, 129_280, 0, "none", 1, True, False, "0" * 32)
+    description = TargetDescription(str(directory), "X", "X", "x", 4, 64, 129_280, 0, "none", 1, False, "0" * 32)
     write_json(directory / "target.json", description.as_record())
 
 

@@ -194,7 +194,7 @@ def test_a_target_is_described_like_a_real_one(built: Built) -> None:
     assert described.architecture == {"tiny-llama": "LlamaForCausalLM", "tiny-kimi": "KimiK25ForConditionalGeneration"}[built.directory.name]
     assert described.text_architecture == {"tiny-llama": "LlamaForCausalLM", "tiny-kimi": "DeepseekV3ForCausalLM"}[built.directory.name]
     assert (described.num_hidden_layers, described.hidden_size, described.max_position_embeddings) == (8, 256, 16384)
-    assert described.has_chat_template and not described.needs_remote_code
+    assert not described.needs_remote_code
     assert resolve_layers(None, "vllm", described.num_hidden_layers) == default_layers(8) == (2, 4, 5, 8)
     assert described.vocab_size >= len(AutoTokenizer.from_pretrained(built.directory))
 

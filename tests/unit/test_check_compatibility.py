@@ -245,7 +245,7 @@ def test_the_installed_vllm_is_judged_in_under_ten_seconds_without_importing_it_
 def test_our_engine_binds_with_the_installed_vllm_for_the_storys_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KIMI))
     target = TargetDescription(
-        str(tmp_path), "KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "kimi_k25", 61, 7168, 163840, 262144, "none", 1, True, True, "0"
+        str(tmp_path), "KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "kimi_k25", 61, 7168, 163840, 262144, "none", 1, True, "0"
     )
     findings = check_vllm(installed_tree("vllm"), target, (2, 30, 58, 61), Extraction(tensor_parallel=8), 4096)
     assert [finding for finding in findings if finding.level == "fail"] == []
@@ -262,7 +262,7 @@ def target(tmp_path):
     directory.mkdir()
     size = len(save_tokenizer(directory, (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")))
     (directory / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": size}))
-    description = TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 8, 64, size, 4096, "none", 1, True, False, "0" * 32)
+    description = TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 8, 64, size, 4096, "none", 1, False, "0" * 32)
     write_json(tmp_path / "target.json", description.as_record())
     write_json(tmp_path / "batches.json", {"batches": {}, "samples": 10, "tokens": 1000, "longest": 200})
     return directory

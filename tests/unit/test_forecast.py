@@ -17,7 +17,7 @@ from eagle3_data.target import TargetDescription
 
 KIMI = ("KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "kimi_k25")
 KIMI_BYTES = 540_000_000_000
-TARGET = TargetDescription("t", *KIMI, 61, 7168, 163_840, 262_144, "int4", KIMI_BYTES, True, True, "f")
+TARGET = TargetDescription("t", *KIMI, 61, 7168, 163_840, 262_144, "int4", KIMI_BYTES, True, "f")
 
 
 def ledger(load_s: float | None, extraction_s: float, tokens: int) -> dict[str, Any]:

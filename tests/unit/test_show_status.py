@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ class Records:
     def tokenize(self, fingerprints: dict[str, str]) -> None:
         self.fingerprints = fingerprints
         entries = {batch: {"samples": SAMPLES, "tokens": 30, "row_group": 0, "fingerprint": told} for batch, told in fingerprints.items()}
-        counts = {"samples": SAMPLES * len(entries), "tokens": 30 * len(entries), "dropped": {}}
+        counts = {"samples": SAMPLES * len(entries), "tokens": 30 * len(entries), "dropped": {}, "truncated": 0, "dropped_turns": {}, "without_mask": 0}
         write_json(self.results / "tokens/batches.json", {"batches": entries, **counts})
 
     def fingerprint(self, batch: str, extraction_id: str = NOW) -> str:
@@ -116,6 +117,14 @@ def test_a_finished_run_is_told_in_counts_alone(records: Records) -> None:
     for told in (records.status(), records.status("--extraction-id", NOW)):
         assert "2 of 2 batches extracted, 2 validated" in told
         assert "snakemake" not in told
+
+
+def test_what_tokenization_cut_or_left_out_is_told(records: Records) -> None:
+    path = records.results / "tokens/batches.json"
+    record = json.loads(path.read_text())
+    write_json(path, {**record, "truncated": 3, "dropped_turns": {"too-long": 2, "empty": 1}, "dropped": {"duplicate": 4}})
+    told = records.status()
+    assert "  dropped by tokenization: 4 duplicate\n  tokenization: 3 samples cut to max_length, 3 turns left out of kept rows\n" in told
 
 
 def test_what_another_extraction_left_does_not_count(records: Records) -> None:
