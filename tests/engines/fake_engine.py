@@ -9,6 +9,7 @@ Faults are read anew for every request from the JSON file named by FAKE_ENGINE_F
 {"kill": [key]}                 the process dies by SIGKILL when it meets the key
 {"hang": [key]}                 it sleeps forever
 {"hang_submit": true}           ... already when it is given a sample
+{"hold": [key]}                 it waits before the key for as long as this is said (looks every 50 ms)
 {"sleep_s": 0.1}                seconds spent on each sample
 """
 
@@ -25,6 +26,8 @@ import numpy as np
 
 from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states, states_metadata
 from eagle3_data.errors import EngineError, SampleError
+
+HOLD_LOOK_S = 0.05
 
 
 def faults() -> dict[str, Any]:
@@ -54,7 +57,8 @@ class FakeEngine:
 
     def step(self) -> list[Extracted | Rejected]:
         request = self._waiting.pop(0)
-        now = faults()
+        while request.key in (now := faults()).get("hold", ()):
+            time.sleep(HOLD_LOOK_S)
         time.sleep(now.get("sleep_s", 0))
         if request.key in now.get("kill", ()):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,11 @@ def finished_template(tmp_path_factory: pytest.TempPathFactory, tokenized_templa
 
 
 @pytest.fixture
-def fast(tmp_path: Path, tokenized_template: Workflow) -> Workflow:
+def fast(tmp_path: Path, tokenized_template: Workflow) -> Iterator[Workflow]:
     """A tokenized run that has yet to be extracted: for what Snakemake and the supervisor do."""
-    return tokenized_template.copy(tmp_path / "run")
+    workflow = tokenized_template.copy(tmp_path / "run")
+    yield workflow
+    workflow.end()
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def demo_config(target: Path, **extraction: Any) -> dict[str, Any]:
 def demo_run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
     """The demo as shipped, in bfloat16, from the canary to the assembled training set."""
     workflow = Workflow(tmp_path_factory.mktemp("demo") / "run", demo_config(tiny_llama))
-    run = workflow.run("all")
+    run = workflow.run("all", timeout=1500)
     assert run.returncode == 0, run.output
     assert run.passes["001/0"]["model_loads"] == 1
     return workflow
@@ -94,6 +97,6 @@ def demo_run_float32(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path)
     """The demo in float32, validated: for exact comparison with transformers."""
     workflow = Workflow(tmp_path_factory.mktemp("demo-float32") / "run", demo_config(tiny_llama, dtype="float32"))
     workflow.config["compatibility"] = {"canary": "off"}
-    run = workflow.run("validate")
+    run = workflow.run("validate", timeout=1500)
     assert run.returncode == 0, run.output
     return workflow

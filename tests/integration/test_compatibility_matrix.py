@@ -41,7 +41,7 @@ unreachable: list[str] = []
 MODELS = {"llama": Model.of(LLAMA), "deepseek": Model.of(DEEPSEEK), "kimi": Model.of(KIMI)}
 
 
-def opened(opener, place):
+def opened(opener, place, tries=2):
     """A released source; without a network the test is skipped, for it then says nothing."""
     if unreachable and not _cached(place):
         pytest.skip(unreachable[0])  # asking again for each of fifty tests would take an hour
@@ -50,6 +50,9 @@ def opened(opener, place):
     except InputError as error:
         if "cannot be downloaded" not in str(error):
             raise
+        if tries > 1:  # one failed download says little of the network
+            time.sleep(10)
+            return opened(opener, place, tries - 1)
         unreachable.append(f"needs a package index or a filled cache: {error}")
         pytest.skip(unreachable[0])
 

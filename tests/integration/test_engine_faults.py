@@ -18,7 +18,7 @@ from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.samples import SampleFile
 from eagle3_data.states import file_checksum
-from integration.workflow import Workflow
+from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,7 @@ def test_a_sample_that_kills_the_engine_fails_alone_and_the_rest_completes(fast:
     assert fast.run_pass("003")["samples_extracted"] == 1
 
 
+@pytest.mark.timeout(1200)
 def test_real_vllm_loses_only_the_sample_that_kills_it_the_one_it_cannot_write_and_the_one_that_is_too_long(fast: Workflow) -> None:
     """vLLM's `step` waits forever after a kill -9 of its engine core, and its own connector only logs write errors."""
     fast.config["extraction"] |= {"engine": "faulty_vllm:FaultyVllmEngine", "engine_arguments": {"enforce_eager": True}}
@@ -56,7 +57,7 @@ def test_real_vllm_loses_only_the_sample_that_kills_it_the_one_it_cannot_write_a
     fast.config["tokenization"]["max_length"] = longest - 1  # the tokens are those of a larger bound
     unwritable, *_, poison = [key for key in lengths if key not in too_long]
     fast.faults = {"kill": [poison], "write": [unwritable]}
-    ledger = fast.run_pass(timeout=400)
+    ledger = fast.run_pass(timeout=850)
     records = fast.failure_records()
     assert set(records) == {unwritable, poison, *too_long}
     assert records[unwritable]["failure"]["errno"] == errno.EEXIST
@@ -122,9 +123,9 @@ def test_an_engine_that_dies_too_often_ends_the_pass_and_blames_no_sample(fast: 
 
 
 def test_an_engine_that_does_not_load_in_time_is_ended(fast: Workflow) -> None:
-    fast.faults = {"start_sleep_s": 60}
+    fast.faults = {"start_sleep_s": 600}
     fast.config["extraction"]["load_timeout_s"] = 2
-    ledger = fast.run_pass(timeout=30)
+    ledger = fast.run_pass()
     assert "did not start within extraction.load_timeout_s = 2 s" in ledger["failure"]["message"]
     assert set(states_of(ledger)) == {"not_reached"}
 
@@ -203,12 +204,19 @@ def test_no_sample_is_gone_without_for_a_fault_that_is_not_its_own(fast: Workflo
 
 
 def test_two_workflows_on_one_store_at_once_both_finish_and_write_each_key_once(fast: Workflow, tmp_path: Path) -> None:
-    fast.faults = {"sleep_s": 0.3}
     fast.config["extraction"]["store"] = str(tmp_path / "store")
     other = fast.copy(tmp_path / "other")
-    other.faults = fast.faults
-    running = [workflow.start("extract") for workflow in (fast, other)]
-    outputs = [snakemake.communicate(timeout=120)[0] for snakemake in running]
+    workflows = (fast, other)
+    for workflow in workflows:
+        workflow.hold_all_but(0)
+    try:
+        running = [workflow.start("extract") for workflow in workflows]
+        wait_for(lambda: all(workflow.has_logged("model loaded in") for workflow in workflows))  # both found all samples missing
+        for workflow in workflows:
+            workflow.set_faults({"sleep_s": 0.1})
+        outputs = [snakemake.communicate(timeout=300)[0] for snakemake in running]
+    finally:
+        other.end()
     assert [snakemake.returncode for snakemake in running] == [0, 0], outputs
     stored = list((tmp_path / "store").glob("*/??/*.safetensors"))
     assert len(stored) == 10

@@ -11,7 +11,7 @@ import torch
 from integration.parity import compare
 from integration.workflow import Workflow
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DEMO_LAYERS = [2, 4, 5, 8]
 

@@ -12,7 +12,7 @@ from integration.fixtures import build_target, demo_config
 from integration.parity import compare
 from integration.workflow import Workflow
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # eight workers on two cores are slow
 
 LAYERS = [2, 4, 5, 8]
 
@@ -26,7 +26,7 @@ def validated(directory: Path, target: Path, canary: str, rows: int | None = Non
     workflow = Workflow(directory / "run", demo_config(target, **extraction))
     workflow.config["compatibility"] = {"canary": canary}
     workflow.config["data"]["sources"][0]["limit"] = rows
-    run = workflow.run("validate")
+    run = workflow.run("validate", timeout=1500)
     assert run.returncode == 0, run.output
     assert list(run.passes) == ["001/0"]
     ledger = run.passes["001/0"]
@@ -55,9 +55,8 @@ def test_two_workers_and_layer_ids_in_speculators_counting_give_the_same_layers(
     assert min(error for one in compared for error in one.neighbours()) > 0.2
 
 
-@pytest.mark.timeout(1200)
 def test_eight_workers_are_one_job(tiny_kimi: Path, tmp_path: Path) -> None:
-    workflow, ledger = validated(tmp_path, tiny_kimi, "off", rows=6, tensor_parallel=8)  # eight workers on two cores are slow
+    workflow, ledger = validated(tmp_path, tiny_kimi, "off", rows=6, tensor_parallel=8)
     engine_log = workflow.log("extract_pass/001/0.engine.log")
     assert all(f"Worker_TP{rank}" in engine_log for rank in range(8))
     errors = [error for one in compare(workflow, LAYERS) for error in one.own()]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ class Workflow:
         self.directory, self.root = directory, root
         self.config: dict[str, Any] = {"run": "test", **config}
         self.faults: dict[str, Any] = {}
+        self._started: list[subprocess.Popen[Any]] = []
         directory.mkdir(parents=True, exist_ok=True)
 
     def copy(self, directory: Path) -> Workflow:
@@ -71,16 +73,26 @@ class Workflow:
         return self.directory / "logs" / self.config["run"]
 
     def arguments(self, *arguments: str) -> list[str]:
-        (self.directory / "config.yaml").write_text(yaml.safe_dump(self.config))
-        (self.directory / "faults.json").write_text(json.dumps(self.faults))
+        replace_text(self.directory / "config.yaml", yaml.safe_dump(self.config))
+        self.set_faults(self.faults)
         fixed = ["-s", str(self.root / "Snakefile"), "--configfile", "config.yaml", "--workflow-profile", str(self.root / "profiles/default"), "--cores", "2"]
         return [sys.executable, "-m", "snakemake", *fixed, *arguments]
+
+    def set_faults(self, faults: dict[str, Any]) -> None:
+        """Also for an engine that runs already: it reads them anew for every sample."""
+        self.faults = faults
+        replace_text(self.directory / "faults.json", json.dumps(faults))
+
+    def hold_all_but(self, number: int) -> None:
+        """Have engines wait before the last samples, all but the first `number`: until they are set free, or killed."""
+        self.set_faults({"hold": self.all_keys()[number:]})
 
     def environment(self) -> dict[str, str]:
         engines = os.pathsep.join([str(ROOT / "tests/engines"), os.environ.get("PYTHONPATH", "")])
         return {**os.environ, "PYTHONPATH": engines, "FAKE_ENGINE_FAULTS": str(self.directory / "faults.json")}
 
-    def run(self, *arguments: str, timeout: float = 900) -> Run:
+    def run(self, *arguments: str, timeout: float = 800) -> Run:
+        """`timeout` is below that of a test: what a run said before it hung is worth more than that something did."""
         before = self._ledgers()
         done = subprocess.run(
             self.arguments(*arguments),
@@ -108,7 +120,9 @@ class Workflow:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """snakemake in a process group of its own, to be killed or interrupted."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(self.arguments(*arguments), cwd=self.directory, env=self.environment(), text=True, start_new_session=True, **pipes)
+        command = self.arguments(*arguments)
+        self._started.append(subprocess.Popen(command, cwd=self.directory, env=self.environment(), text=True, start_new_session=True, **pipes))
+        return self._started[-1]
 
     def start_pass(self, number: str = "001") -> subprocess.Popen[bytes]:
         """A pass as its rule starts it, without Snakemake. Its log is pass.log."""
@@ -123,7 +137,16 @@ class Workflow:
         }
         command = [sys.executable, str(self.root / "scripts/extract_pass.py"), *(part for option in options.items() for part in option)]
         with open(self.directory / "pass.log", "ab") as log:
-            return subprocess.Popen(command, cwd=self.directory, env=self.environment(), stderr=log, start_new_session=True)
+            self._started.append(subprocess.Popen(command, cwd=self.directory, env=self.environment(), stderr=log, start_new_session=True))
+        return self._started[-1]
+
+    def end(self) -> None:
+        """After a test, whatever it did: nothing waits for it any more, and what it started is killed."""
+        self.set_faults({})
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def run_pass(self, number: str = "001", timeout: float = 120) -> dict[str, Any]:
         """A whole pass without Snakemake; returns its ledger."""
@@ -156,10 +179,21 @@ class Workflow:
         table = pq.ParquetFile(self.results / "tokens/samples.parquet").read_row_group(self.batches()[batch]["row_group"], columns=["key"])
         return table["key"].to_pylist()
 
+    def all_keys(self) -> list[str]:
+        """In the order in which they are extracted."""
+        return [key for batch in sorted(self.batches()) for key in self.keys(batch)]
+
     def stored(self) -> dict[str, str]:
-        """Checksums, by key, of every sample in the store."""
-        sidecars = [json.loads(path.read_text()) for path in self.directory.glob("results/store/*/??/*.json")]
+        """Checksums, by key, of every sample in the store: one with both its files, of which the sidecar comes first."""
+        sidecars = [json.loads(states.with_suffix(".json").read_text()) for states in self.stored_states()]
         return {sidecar["key"]: sidecar["xxh3_128"] for sidecar in sidecars}
+
+    def stored_states(self) -> list[Path]:
+        return [path for path in self.directory.glob("results/store/*/??/*.safetensors") if path.with_suffix(".json").exists()]
+
+    def written_at(self) -> dict[str, int]:
+        """When each sample in the store was written, by key: a sample that is extracted a second time changes here."""
+        return {states.stem: states.stat().st_mtime_ns for states in self.stored_states()}
 
     def targets(self) -> list[str]:
         return sorted(path.stem for path in self.results.glob("extraction/batches/*.json"))
@@ -167,12 +201,23 @@ class Workflow:
     def log(self, name: str) -> str:
         return (self.logs / name).read_text()
 
+    def has_logged(self, text: str, name: str = "extract_pass/001/0.log") -> bool:
+        """Whether a log, of the first pass unless told otherwise, holds `text` by now."""
+        return (self.logs / name).exists() and text in self.log(name)
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+
+def wait_for(condition: Callable[[], object], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.replace(part, path)
 
 
 def conversation(number: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -30,9 +30,12 @@ OURS = "slurm-test-cluster"
 """Name of the cluster's own directory: what tells a link to it, also a dangling one, from any other."""
 LOCK = Path("/run/slurm-test-cluster.lock")
 """One such cluster a machine: a second one waits for the first."""
+PATIENCE_S = 120
+"""For SLURM, on a machine that may have more to do."""
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 
 # The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is shipped.
+# Unless told otherwise, a job that can run may wait half a minute until SLURM looks (SchedulerParameters).
 # cred_expire is also how long a job that was queued again waits before it starts: two minutes unless told otherwise.
 CONF = """
 ClusterName=test
@@ -54,6 +57,7 @@ StateSaveLocation={directory}/state
 SlurmctldLogFile={directory}/slurmctld.log
 SlurmdLogFile={directory}/slurmd.log
 SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 AccountingStorageType=accounting_storage/none
@@ -64,7 +68,7 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 MinJobAge=300
 SlurmdTimeout=5
-KillWait=5
+KillWait=30
 NodeName={host} NodeAddr=127.0.0.1 CPUs=32 Boards=1 SocketsPerBoard=1 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=512000 Gres=gpu:8 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
@@ -131,6 +135,13 @@ class Cluster:
         self.ask("scancel", "--user", "root")
         if not psutil.pid_exists(read_pid(self.directory / "slurmd.pid")):
             self.start_node()
+        wait_until(self._cancels_all, lambda: f"jobs do not end: {self.ask('squeue')}")
+
+    def _cancels_all(self) -> bool:
+        """Whether no job is left; asked more than once, for a controller that has just been started may not have heard it."""
+        self.ask("scancel", "--user", "root")
+        left = subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=False)
+        return left.returncode == 0 and not left.stdout.strip()
 
     def start_controller(self) -> None:
         subprocess.run(["slurmctld"], check=True)
@@ -141,17 +152,15 @@ class Cluster:
     def start_node(self) -> None:
         """Start slurmd, and wait until the controller takes the node for a working one."""
         subprocess.run(["slurmd"], check=True)
-        for _ in range(120):
-            if self.ask("sinfo", "-h", "-o", "%t") in ("idle", "mix", "alloc"):
-                return
-            time.sleep(0.25)
-        raise RuntimeError(f"the node did not come up: {(self.directory / 'slurmctld.log').read_text()[-2000:]}")
+        up = ("idle", "mix", "alloc")
+        log = self.directory / "slurmctld.log"
+        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%t") in up, lambda: f"the node did not come up: {log.read_text()[-2000:]}")
 
     def kill_node(self) -> None:
         """What a power cut does: slurmd and everything it runs are gone at once."""
         end(self.directory / "slurmd.pid", kill=True)
         daemons = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
-        processes = {process for daemon in daemons for process in (daemon, *daemon.children(recursive=True))}
+        processes = {process for daemon in daemons for process in (daemon, *children(daemon))}
         for word in ("suspend", "kill"):  # first all stand still: none may live to report the end of another
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -170,9 +179,25 @@ class Cluster:
         return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in log.read_text().splitlines()]
 
 
+def wait_until(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(complaint())
+        time.sleep(0.25)
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """All below a process; none where it is gone."""
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
 def read_pid(pid_file: Path) -> int:
-    """The process a daemon's file names; -1, which no process has, where there is no file."""
-    return int(pid_file.read_text()) if pid_file.exists() else -1
+    """The process a daemon's file names; -1, which no process has, where there is no file, or nothing in it yet."""
+    return int(pid_file.read_text() or -1) if pid_file.exists() else -1
 
 
 def end(pid_file: Path, kill: bool = False) -> None:
@@ -181,8 +206,9 @@ def end(pid_file: Path, kill: bool = False) -> None:
         daemon = psutil.Process(read_pid(pid_file))
     except (ValueError, psutil.NoSuchProcess):  # psutil refuses -1
         return
-    (daemon.kill if kill else daemon.terminate)()
-    daemon.wait(30)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        (daemon.kill if kill else daemon.terminate)()
+        daemon.wait(30)
     pid_file.unlink(missing_ok=True)
 
 
@@ -190,8 +216,9 @@ def install_packages() -> None:
     if all(shutil.which(program) for program in ("slurmctld", "slurmd", "squeue", "munged")):
         return
     quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "stdout": subprocess.DEVNULL}
-    subprocess.run(["apt-get", "update"], check=True, **quiet)
-    subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES], check=True, **quiet)
+    patiently = ["apt-get", "-o", "Acquire::Retries=5", "-o", "DPkg::Lock::Timeout=120"]
+    subprocess.run([*patiently, "update"], check=True, **quiet)
+    subprocess.run([*patiently, "install", "-y", "--no-install-recommends", *PACKAGES], check=True, **quiet)
 
 
 @contextlib.contextmanager

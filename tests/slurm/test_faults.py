@@ -10,7 +10,7 @@ import pytest
 from eagle3_data.extraction.forecast import SHORTEST_MIN
 from integration.workflow import Workflow
 from slurm.cluster import Cluster, why_impossible
-from slurm.workflow import SlurmWorkflow
+from slurm.workflow import HALF, SlurmWorkflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
 
@@ -26,97 +26,105 @@ def assert_the_rest_is_extracted(workflow: SlurmWorkflow, finished: dict[str, in
     assert workflow.targets() == sorted(workflow.batches())
 
 
-def test_a_cancelled_pass_says_so_and_the_same_command_extracts_the_rest(slow: SlurmWorkflow) -> None:
-    with slow.running("extract") as run:
-        job = run.wait_for_samples(3)
-        slow.cluster.ask("scancel", job)
+def test_a_cancelled_pass_says_so_and_the_same_command_extracts_the_rest(held: SlurmWorkflow) -> None:
+    with held.running("extract") as run:
+        job = run.wait_for_half()
+        held.cluster.ask("scancel", job)
         assert run.end() != 0
         assert "the pass was stopped by SIGTERM" in run.last_lines
         assert "snakemake" in run.last_lines.rpartition("retries exactly what is missing")[2]
         assert f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in run.output
-    finished = slow.written_at()
-    assert 3 <= len(finished) < 10
-    assert_the_rest_is_extracted(slow, finished)
-    assert [record["JobState"] for record in slow.jobs_of_passes()] == ["CANCELLED", "COMPLETED"]
+    finished = held.written_at()
+    assert len(finished) == HALF
+    assert_the_rest_is_extracted(held, finished)
+    assert [record["JobState"] for record in held.jobs_of_passes()] == ["CANCELLED", "COMPLETED"]
 
 
-def test_a_preempted_pass_is_queued_again_and_goes_on_by_itself(slow: SlurmWorkflow) -> None:
-    with slow.running("extract") as run:
-        job = run.wait_for_samples(3)
-        slow.cluster.ask("scontrol", "requeue", job)  # what PreemptMode=REQUEUE does to it
-        finished = slow.written_at()
-        run.wait_for(lambda: slow.cluster.state(job) == "PENDING")
+def test_a_preempted_pass_is_queued_again_and_goes_on_by_itself(held: SlurmWorkflow) -> None:
+    with held.running("extract") as run:
+        job = run.wait_for_half()
+        held.cluster.ask("scontrol", "requeue", job)  # what PreemptMode=REQUEUE does to it
+        finished = held.written_at()
+        held.set_faults({})
+        run.wait_for(lambda: held.cluster.state(job) == "PENDING")
         assert run.end() == 0, run.output
         assert run.jobs() == [job]
-    assert len(finished) < 10
-    assert finished.items() <= slow.written_at().items()
-    assert slow.targets() == sorted(slow.batches())
+    assert len(finished) == HALF
+    assert finished.items() <= held.written_at().items()
+    assert held.targets() == sorted(held.batches())
 
 
-def test_a_pass_whose_node_dies_is_queued_again_and_goes_on_by_itself(slow: SlurmWorkflow) -> None:
-    with slow.running("extract") as run:
-        job = run.wait_for_samples(3)
-        slow.cluster.kill_node()
-        finished = slow.written_at()
-        run.wait_for(lambda: slow.cluster.state(job) == "PENDING")
-        assert slow.written_at() == finished
-        slow.cluster.start_node()
+def test_a_pass_whose_node_dies_is_queued_again_and_goes_on_by_itself(held: SlurmWorkflow) -> None:
+    with held.running("extract") as run:
+        job = run.wait_for_half()
+        held.cluster.kill_node()
+        finished = held.written_at()
+        held.set_faults({})
+        run.wait_for(lambda: held.cluster.state(job) == "PENDING")
+        assert held.written_at() == finished
+        held.cluster.start_node()
         assert run.end() == 0, run.output
         assert run.jobs() == [job]
-    assert len(finished) < 10
-    assert finished.items() <= slow.written_at().items()
-    assert slow.targets() == sorted(slow.batches())
-    assert [record["JobState"] for record in slow.jobs_of_passes()] == ["NODE_FAIL", "COMPLETED"]
+    assert len(finished) == HALF
+    assert finished.items() <= held.written_at().items()
+    assert held.targets() == sorted(held.batches())
+    assert [record["JobState"] for record in held.jobs_of_passes()] == ["NODE_FAIL", "COMPLETED"]
 
 
-def test_a_pass_goes_on_while_the_controller_restarts(slow: SlurmWorkflow) -> None:
-    with slow.running("extract") as run:
-        job = run.wait_for_samples(2)
-        slow.cluster.stop_controller()
-        run.wait_for(slow.ledgers)
-        slow.cluster.start_controller()
+def test_a_pass_goes_on_while_the_controller_restarts(held: SlurmWorkflow) -> None:
+    with held.running("extract") as run:
+        job = run.wait_for_half()
+        held.cluster.stop_controller()
+        held.set_faults({})
+        run.wait_for(held.ledgers)
+        held.cluster.start_controller()
         assert run.end() == 0, run.output
         assert run.jobs() == [job]
-    assert slow.ledgers()["001/0"]["samples_extracted"] == 10
-    assert slow.targets() == sorted(slow.batches())
+    assert held.ledgers()["001/0"]["samples_extracted"] == 10
+    assert held.targets() == sorted(held.batches())
 
 
-def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest(slow: SlurmWorkflow) -> None:
-    slow.config["tokenization"]["max_length"] = 64
-    slow.config["extraction"].update(in_flight_tokens=128, stop_before_end_s=50)  # the shortest walltime is a minute
-    assert Workflow(slow.directory, slow.config).run("results/test/compatibility/report.json").returncode == 0
-    slow.resources = ("gpu=8", "nodes=1", "runtime=1")
-    slow.faults = {"sleep_s": 2}
-    stopped = slow.run("extract")
-    assert stopped.returncode != 0
-    assert "walltime ends in" in stopped.output.rpartition("\nresults/")[2]
-    finished = slow.written_at()
-    assert 1 <= len(finished) < 10
-    slow.resources = ()
-    assert_the_rest_is_extracted(slow, finished)
-    assert [record["TimeLimit"] for record in slow.jobs_of_passes()] == ["1", str(SHORTEST_MIN + 1)]
+def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest(held: SlurmWorkflow) -> None:
+    held.config["tokenization"]["max_length"] = 64
+    held.config["extraction"].update(in_flight_tokens=64, stop_before_end_s=30)  # one sample at a time; the shortest walltime is a minute
+    assert Workflow(held.directory, held.config).run("results/test/compatibility/report.json").returncode == 0
+    held.hold_all_but(HALF)
+    held.resources = ("gpu=8", "nodes=1", "runtime=1")
+    with held.running("extract") as run:
+        run.wait_for(lambda: held.has_logged("stopping: the job's walltime ends in"))
+        held.set_faults({})
+        assert run.end() != 0
+        assert "walltime ends in" in run.last_lines
+    finished = held.written_at()
+    assert len(finished) == HALF + 1, "the engine finishes the sample it has"
+    held.resources = ()
+    assert_the_rest_is_extracted(held, finished)
+    assert [record["TimeLimit"] for record in held.jobs_of_passes()] == ["1", str(SHORTEST_MIN + 1)]
 
 
-def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(slow: SlurmWorkflow) -> None:
-    slow.faults = {"sleep_s": 5}  # SLURM looks for ended walltimes every half minute
-    with slow.running("extract") as run:
-        job = run.wait_for_samples(2)
-        slow.cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now")
+def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(held: SlurmWorkflow) -> None:
+    with held.running("extract") as run:
+        job = run.wait_for_half()
+        held.cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now")  # SLURM looks for ended walltimes every half minute
         assert run.end() != 0
         assert "the pass was stopped by SIGTERM" in run.last_lines
         assert f"SLURM-job '{job}' failed, SLURM status is: 'TIMEOUT'" in run.output
-    finished = slow.written_at()
-    assert 2 <= len(finished) < 10
-    assert_the_rest_is_extracted(slow, finished)
+    finished = held.written_at()
+    assert len(finished) == HALF
+    assert_the_rest_is_extracted(held, finished)
 
 
-def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(slow: SlurmWorkflow) -> None:
-    slow.config["extraction"]["jobs"] = 2
-    slow.resources = ("gpu=4", "nodes=1")
-    run = slow.run("extract")
-    assert run.returncode == 0, run.output
-    assert sorted(run.passes) == ["001/0", "001/1"]
-    first, second = (run.passes[name] for name in sorted(run.passes))
+def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(held: SlurmWorkflow) -> None:
+    held.config["extraction"]["jobs"] = 2
+    held.resources = ("gpu=4", "nodes=1")
+    held.set_faults({"hold": held.all_keys()})
+    with held.running("extract") as run:
+        run.wait_for(lambda: len(list(held.results.glob("extraction/running/*-of-2.json"))) == 2)
+        held.set_faults({})
+        assert run.end() == 0, run.output
+    passes = held.ledgers()
+    assert sorted(passes) == ["001/0", "001/1"]
+    first, second = passes["001/0"], passes["001/1"]
     assert sorted(f"{first['devices']},{second['devices']}".split(",")) == [str(device) for device in range(8)]
     assert len(first["devices"].split(",")) == 4
     assert max(first["started_at"], second["started_at"]) < min(ledger["started_at"] + ledger["elapsed_s"] for ledger in (first, second))
@@ -136,26 +144,27 @@ def test_other_batch_sizes_on_the_same_store_submit_no_pass(cluster: Cluster, fi
     assert set(workflow.batches()) <= set(workflow.targets())
 
 
-def test_a_canary_that_fails_costs_one_submission_and_no_load(slow: SlurmWorkflow) -> None:
-    slow.config["compatibility"] = {"canary": "inline"}
-    slow.faults = {"start": "no such device"}
-    run = slow.run("extract")
+def test_a_canary_that_fails_costs_one_submission_and_no_load(held: SlurmWorkflow) -> None:
+    held.config["compatibility"] = {"canary": "inline"}
+    held.faults = {"start": "no such device"}
+    run = held.run("extract")
     assert run.returncode != 0
-    assert len(slow.jobs_of_passes()) == 1
+    assert len(held.jobs_of_passes()) == 1
     assert run.passes["001/0"]["model_loads"] == 0
     assert run.passes["001/0"]["failure"]["class"] == "CompatibilityError"
     assert "no such device" in run.output.rpartition("\nresults/")[2]
 
 
-def test_snakemake_killed_beside_its_job_is_started_again_and_nothing_is_extracted_twice(slow: SlurmWorkflow) -> None:
-    slow.faults = {"sleep_s": 2}
-    with slow.running("extract") as killed:
-        orphan = killed.wait_for_samples(2)
+def test_snakemake_killed_beside_its_job_is_started_again_and_nothing_is_extracted_twice(held: SlurmWorkflow) -> None:
+    with held.running("extract") as killed:
+        orphan = killed.wait_for_half()
         killed.process.kill()
-    assert slow.run("--unlock").returncode == 0
-    with slow.running("extract") as run:
+    assert held.run("--unlock").returncode == 0
+    with held.running("extract") as run:
+        run.wait_for(run.jobs)
+        held.set_faults({})
         assert run.end() == 0, run.output
         assert orphan not in run.jobs()
-    assert slow.cluster.state(orphan) == "COMPLETED"
-    assert sum(ledger["samples_extracted"] for ledger in slow.ledgers().values()) == 10
-    assert slow.targets() == sorted(slow.batches())
+        run.wait_for(lambda: held.cluster.state(orphan) == "COMPLETED")
+    assert sum(ledger["samples_extracted"] for ledger in held.ledgers().values()) == 10
+    assert held.targets() == sorted(held.batches())

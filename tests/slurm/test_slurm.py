@@ -10,7 +10,7 @@ from integration.fixtures import demo_config
 from slurm.cluster import Cluster, why_impossible
 from slurm.workflow import SlurmWorkflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
 
 
 def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(cluster: Cluster, tmp_path: Path, tiny_llama: Path) -> None:

@@ -13,8 +13,10 @@ from integration.workflow import ROOT, Workflow
 from slurm.cluster import Cluster
 
 EAGER_SNAKEMAKE = ROOT / "tests/slurm/eager_snakemake.py"
-SAMPLE_S = 0.7
-"""What an interruptible pass takes for each sample."""
+HALF = 3
+"""Samples after which a pass is held, of ten: the first batch and one of the second."""
+PATIENCE_S = 180
+"""For SLURM and Snakemake, each of which looks at the other only every so often, on a machine that may have more to do."""
 
 
 class SlurmWorkflow(Workflow):
@@ -55,10 +57,6 @@ class SlurmWorkflow(Workflow):
 
         return {name: read_json(path) for name, path in sorted(self._ledgers().items())}
 
-    def written_at(self) -> dict[str, int]:
-        """When each sample in the store was written, by key: a sample that is extracted a second time changes here."""
-        return {key: next(self.directory.glob(f"results/store/*/??/{key}.safetensors")).stat().st_mtime_ns for key in self.stored()}
-
     def jobs_of_passes(self) -> list[dict[str, str]]:
         """SLURM's own records of the jobs it ran for the rule extract_pass in this directory, oldest first."""
         logs = self.directory.glob(".snakemake/slurm_logs/rule_extract_pass/*/*.log")
@@ -81,25 +79,25 @@ class Running:
         """What the run says at its end: from the summary on."""
         return self.output.rpartition("\nresults/")[2]
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
         """What `condition` returns once it is true."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE_S
         while not (value := condition()):
             assert time.monotonic() < deadline, self.output
             time.sleep(0.1)
         return value
 
-    def wait_for_samples(self, number: int) -> str:
-        """Wait until so many samples are stored; returns the SLURM job that makes them."""
-        self.wait_for(lambda: len(self.workflow.stored()) >= number)
+    def wait_for_half(self) -> str:
+        """Wait until the pass is held; returns its SLURM job."""
+        self.wait_for(lambda: len(self.workflow.stored()) >= HALF)
         return self.jobs()[-1]
 
     def jobs(self) -> list[str]:
         """SLURM's ids of what this command submitted."""
         return re.findall(r"submitted with SLURM jobid (\d+)", self.output)
 
-    def end(self, seconds: float = 90) -> int:
+    def end(self) -> int:
         try:
-            return self.process.wait(seconds)
+            return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(self.output) from None

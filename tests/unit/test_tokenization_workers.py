@@ -73,10 +73,13 @@ def test_workers_die_with_their_parent():
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:  # a process of its own, to be killed
-        outcomes = map_rows(by_process, rows(10**6), 2)
-        os.write(writer, f"{next(outcomes).file_id}\n".encode())
-        time.sleep(60)
-        os._exit(0)
+        try:
+            outcomes = map_rows(by_process, rows(10**6), 2)
+            os.write(writer, f"{next(outcomes).file_id}\n".encode())
+            time.sleep(60)
+        finally:
+            os._exit(1)  # never on into the tests that follow
+    os.close(writer)  # a child that ends without a word ends the wait for one
     worker = psutil.Process(int(os.read(reader, 20)))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
