@@ -318,10 +318,10 @@ def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command
         ("assemble_training_set.log", "training_set/provenance.json"),
     ):
         snakemake = workflow.start("all")
-        wait_for((workflow.logs / log).exists)
+        wait_for((workflow.logs / log).exists, 300)
         snakemake.kill()
         snakemake.communicate()
-        wait_for((workflow.results / made).exists)
+        wait_for((workflow.results / made).exists, 300)
         assert workflow.run("--unlock").returncode == 0
     run = workflow.run("all")
     assert run.returncode == 0, run.output
