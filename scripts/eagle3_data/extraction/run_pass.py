@@ -6,7 +6,6 @@ Under its lease, the supervisor surveys what is missing, has the canary prove th
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -18,15 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3_data import compatibility
-from eagle3_data.child import Child
 from eagle3_data.cli import say
-from eagle3_data.compatibility.installed import check_devices
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
-from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
+from eagle3_data.errors import EngineError, describe_situation
 from eagle3_data.extraction.committer import Committer, Expected
 from eagle3_data.extraction.engine_process import EngineProcess
 from eagle3_data.extraction.feeding import Feeding
@@ -36,8 +32,8 @@ from eagle3_data.extraction.lease import Lease, is_alive, this_process
 from eagle3_data.extraction.outcomes import Outcomes, is_recorded, rejected_path
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import stripe_of
+from eagle3_data.extraction.proof import prove_devices, prove_engine
 from eagle3_data.extraction.stopping import Stop
-from eagle3_data.hashing import hash_bytes, hash_json
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.samples import SampleFile
@@ -224,7 +220,7 @@ class PassRun:
         self._lease.renew_also(incoming / OWNER)
         say(f"{self._missing} samples to extract from {job.target.path}, layers {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}")
         try:
-            if self._devices_suffice() and (job.compatibility.canary == "off" or self._canary_passes(incoming / "canary")):
+            if self._may_load(incoming / "canary"):
                 self._feed(incoming)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
@@ -249,66 +245,16 @@ class PassRun:
         self._provenance["versions"] = word.versions
         say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
 
-    def _devices_suffice(self) -> bool:
-        """Whether this job's devices are enough and hold the target. Where compatibility was checked, there may have been none."""
-        found = check_devices(self._job.description, self._job.extraction, self._job.compatibility)
-        for finding in found.findings:
-            say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}; {finding.remedy}")
-        if found.failed:
-            causes = tuple(f"{finding.id}: {finding.title}; {finding.remedy}" for finding in found.findings)
-            self._failure = describe_situation(CompatibilityError, "the target does not fit this job's devices, so it was not loaded", causes=causes)
-        return not found.failed
-
-    def _canary_passes(self, work: Path) -> bool:
-        """Whether a tiny model of the target's architecture goes through the engine and comes out right (cached if so)."""
-        self._phase = "canary"
-        settings = self._job.engine_settings(self._store)
-        allowed = sorted(name for name in self._job.compatibility.allow if name.startswith("canary-"))
-        tested = {
-            **asdict(settings),
-            "allow": allowed,
-            "model_path": "",
-            "states_root": "",
-            "packages": [str(installed_version(*names)) for names in (VLLM_DISTRIBUTIONS, ("torch",))],
-            "canary": [hash_bytes(path.read_bytes()) for path in sorted(Path(compatibility.__file__).parent.glob("canary*.py"))],
-        }
-        verdict = self._store.directory / "canary" / f"{hash_json(tested)}.json"
-        if verdict.exists():
-            self._canary = read_json(verdict)["findings"]
-            say("".join([f"canary: passed before ({verdict})", *map(_told, self._canary)]))
-            return True
-        say(f"canary: a tiny model of {self._job.description.architecture} goes through the engine first")
-        arguments = [
-            "--settings",
-            json.dumps(asdict(settings)),
-            "--work",
-            str(work),
-            "--log",
-            str(self._job.engine_log),
-            "--output",
-            str(verdict),
-            "--allow",
-            *allowed,
-        ]
-        child = Child("run_canary", arguments, self._job.engine_log)
-        try:
-            while child.process.poll() is None and not self._stop.now.wait(0.2):
-                pass
-        finally:
-            child.kill()
-        if passed := find_json(verdict):
-            self._canary = passed["findings"]
-            say("".join(["canary: passed", *map(_told, self._canary)]))
-        if self._stop.now.is_set() or passed:
-            return passed is not None
-        failed = find_json(verdict.with_suffix(".failed.json")) or {"findings": []}
-        told = (f"{finding['id']}: {finding['title']}" for finding in failed["findings"] if finding["level"] == "fail" and not finding["accepted"])
-        causes = tuple(told) or (f"the canary's process {child.end()}",)
-        self._failure = describe_situation(
-            CompatibilityError, f"the canary failed, so the target was not loaded; engine output: {self._job.engine_log}", causes=causes
-        )
-        say(render_failure(self._failure))
-        return False
+    def _may_load(self, work: Path) -> bool:
+        """Whether this job's devices and the canary let the target be loaded."""
+        job = self._job
+        proof = prove_devices(job.description, job.extraction, job.compatibility)
+        if proof.holds and job.compatibility.canary != "off":
+            self._phase = "canary"
+            settings, verdicts = job.engine_settings(self._store), self._store.directory / "canary"
+            proof = prove_engine(settings, job.compatibility.allow, verdicts, work, job.engine_log, self._stop.now)
+        self._canary, self._failure = proof.findings, proof.failure
+        return proof.holds
 
     def _committer(self) -> Committer:
         job = self._job
@@ -355,10 +301,6 @@ class PassRun:
             },
         )
         say(f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete, {counts['failed']} failed, {counts['not_reached']} not reached")
-
-
-def _told(finding: dict[str, Any]) -> str:
-    return f"\n  {finding['level']}{' (accepted)' if finding['accepted'] else ''}: {finding['id']}: {finding['title']}"
 
 
 def _package_versions() -> dict[str, str | None]:
