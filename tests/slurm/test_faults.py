@@ -15,6 +15,15 @@ from slurm.workflow import HALF, SlurmWorkflow
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
 
 
+def assert_it_ends_with(cause: str, output: str) -> None:
+    """The last lines of a failed run: the cause, and the command that was called, since that goes on."""
+    told, _, command = output.rpartition("\nresults/")[2].partition("retries exactly what is missing:\n")
+    assert cause in told
+    assert "snakemake" in command
+    assert "profiles/slurm" in command
+    assert " extract\n" in command
+
+
 def assert_the_rest_is_extracted(workflow: SlurmWorkflow, finished: dict[str, int]) -> None:
     """The same command extracts what is not in `finished`, and only that."""
     workflow.faults = {}
@@ -31,8 +40,7 @@ def test_a_cancelled_pass_says_so_and_the_same_command_extracts_the_rest(held: S
         job = run.wait_for_half()
         held.cluster.ask("scancel", job)
         assert run.end() != 0
-        assert "the pass was stopped by SIGTERM" in run.last_lines
-        assert "snakemake" in run.last_lines.rpartition("retries exactly what is missing")[2]
+        assert_it_ends_with("the pass was stopped by SIGTERM", run.output)
         assert f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'" in run.output
     finished = held.written_at()
     assert len(finished) == HALF
@@ -94,7 +102,7 @@ def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest
         run.wait_for(lambda: held.has_logged("stopping: the job's walltime ends in"))
         held.set_faults({})
         assert run.end() != 0
-        assert "walltime ends in" in run.last_lines
+        assert_it_ends_with("walltime ends in", run.output)
     finished = held.written_at()
     assert len(finished) == HALF + 1, "the engine finishes the sample it has"
     held.resources = ()
@@ -107,7 +115,7 @@ def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_th
         job = run.wait_for_half()
         held.cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now")  # SLURM looks for ended walltimes every half minute
         assert run.end() != 0
-        assert "the pass was stopped by SIGTERM" in run.last_lines
+        assert_it_ends_with("the pass was stopped by SIGTERM", run.output)
         assert f"SLURM-job '{job}' failed, SLURM status is: 'TIMEOUT'" in run.output
     finished = held.written_at()
     assert len(finished) == HALF
@@ -152,7 +160,7 @@ def test_a_canary_that_fails_costs_one_submission_and_no_load(held: SlurmWorkflo
     assert len(held.jobs_of_passes()) == 1
     assert run.passes["001/0"]["model_loads"] == 0
     assert run.passes["001/0"]["failure"]["class"] == "CompatibilityError"
-    assert "no such device" in run.output.rpartition("\nresults/")[2]
+    assert_it_ends_with("no such device", run.output)
 
 
 def test_snakemake_killed_beside_its_job_is_started_again_and_nothing_is_extracted_twice(held: SlurmWorkflow) -> None:

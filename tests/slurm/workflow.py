@@ -74,11 +74,6 @@ class Running:
     def output(self) -> str:
         return (self.workflow.directory / "output.log").read_text()
 
-    @property
-    def last_lines(self) -> str:
-        """What the run says at its end: from the summary on."""
-        return self.output.rpartition("\nresults/")[2]
-
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         """What `condition` returns once it is true."""
         deadline = time.monotonic() + PATIENCE_S
