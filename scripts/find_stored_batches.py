@@ -35,7 +35,7 @@ def main() -> None:
         fingerprint = identity.batch_fingerprint(entry["fingerprint"])
         if any(name.key not in keys for name in names):
             continue
-        if is_recorded(paths, batch, fingerprint):  # by an earlier pass, or by one that runs at this moment
+        if is_recorded(paths, batch, fingerprint, arguments.pass_number):
             outcomes.known_complete(batch, fingerprint, names)
         else:
             outcomes.open_batch(batch, fingerprint, names, set())

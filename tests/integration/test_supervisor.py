@@ -86,6 +86,7 @@ def test_no_engine_outlives_a_killed_supervisor_and_its_leftovers_are_cleaned(fa
     assert len(fast.stored()) == 10
     assert not list(fast.directory.glob("results/store/*/incoming/*"))
     assert not list(fast.results.glob("extraction/running/*-of-*.json")), "a kill during a beat leaves the part of a file, which is no lease"
+    assert fast.run("extract").nothing_done
 
 
 def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflow) -> None:

@@ -71,7 +71,7 @@ class Outcomes:
         self.tokens = self.size_bytes = self.extracted = self.failures = self.found_in_store = 0
 
     def known_complete(self, batch: str, fingerprint: str, samples: Sequence[SampleName]) -> None:
-        """A batch an earlier pass finished: listed in this ledger, its record left alone."""
+        """A batch that was complete before: listed in this ledger, its record left alone."""
         self._batches[batch] = BatchOutcome(fingerprint, samples, set())
 
     def open_batch(self, batch: str, fingerprint: str, samples: Sequence[SampleName], missing: set[str]) -> None:
@@ -164,10 +164,12 @@ class Outcomes:
             del self._unwritten[path]
 
 
-def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str) -> bool:
-    """Whether this very batch was finished by a pass whose ledger is still there."""
+def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str, number: str) -> bool:
+    """Whether this very batch was finished by a pass whose ledger is there, or will be: pass `number` runs at this moment."""
     record = find_json(paths.record(batch))
-    return bool(record and record["fingerprint"] == fingerprint and not record["left_out"] and paths.ledger(record["pass"], record["stripe"]).exists())
+    if not record or record["fingerprint"] != fingerprint or record["left_out"]:
+        return False
+    return record["pass"] == number or paths.ledger(record["pass"], record["stripe"]).exists()
 
 
 def rejected_path(results: Path, batch: str) -> Path:

@@ -29,7 +29,7 @@ from eagle3_data.extraction.feeding import Feeding
 from eagle3_data.extraction.flight import Flight
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.extraction.lease import Lease, is_alive, this_process
-from eagle3_data.extraction.outcomes import Outcomes, is_recorded, rejected_path
+from eagle3_data.extraction.outcomes import Outcomes, rejected_path
 from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.extraction.planning import stripe_of
 from eagle3_data.extraction.proof import prove_devices, prove_engine
@@ -180,10 +180,10 @@ class PassRun:
             names = self._sample_file.names(entry["row_group"])
             missing = {name.key for name in names if name.key not in stored}
             fingerprint = self._job.identity.batch_fingerprint(entry["fingerprint"])
-            if not missing and is_recorded(self._paths, batch, fingerprint):
-                self._outcomes.known_complete(batch, fingerprint, names)
-            else:
+            if missing:
                 self._outcomes.open_batch(batch, fingerprint, names, missing)
+            else:  # an earlier pass recorded it, or `find_stored_batches` does
+                self._outcomes.known_complete(batch, fingerprint, names)
             missing_samples += len(missing)
         return missing_samples
 
