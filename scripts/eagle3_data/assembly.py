@@ -23,6 +23,7 @@ import numpy as np
 
 from eagle3_data.cli import say
 from eagle3_data.errors import InputError
+from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.progress import Progress
 from eagle3_data.records import read_json
 from eagle3_data.samples import Sample, SampleFile
@@ -68,7 +69,7 @@ class Counts:
 def accepted_findings(results: Path) -> list[dict[str, Any]]:
     """What the user accepted knowingly (`compatibility.allow`) of the compatibility check and of the passes' canaries, each once."""
     found = read_json(results / "compatibility/report.json")["findings"]
-    for ledger in sorted(results.glob("extraction/passes/*/[0-9]*.json")):
+    for ledger in ExtractionPaths(results / "extraction").ledgers():
         found += read_json(ledger).get("canary", [])
     return [finding for number, finding in enumerate(found) if finding["accepted"] and finding not in found[:number]]
 

@@ -284,10 +284,16 @@ def test_a_pass_that_may_have_died_on_another_machine_is_told_as_what_is_known(r
     assert "1 samples: SampleError: old cause" not in told
 
 
+def two_stripes(directory: Path, even: str, odd: str) -> Records:
+    """Four batches in two stripes; in the first pass each stripe failed a sample of one batch."""
+    records = Records(directory, batches=4)
+    records.ledger("001", 0, causes={"00000": even, "00002": ""}, stripes=2)
+    records.ledger("001", 1, causes={"00001": odd, "00003": ""}, stripes=2)
+    return records
+
+
 def test_one_dead_stripe_hides_nothing_of_the_others(tmp_path: Path) -> None:
-    records = Records(tmp_path, batches=4)
-    records.ledger("001", 0, causes={"00000": "even old", "00002": ""}, stripes=2)
-    records.ledger("001", 1, causes={"00001": "odd old", "00003": ""}, stripes=2)
+    records = two_stripes(tmp_path, "even old", "odd old")
     records.log("002", 0)
     records.lease("002", 0, jobs=2, process=NO_PROCESS)
     told = records.status()
@@ -297,9 +303,7 @@ def test_one_dead_stripe_hides_nothing_of_the_others(tmp_path: Path) -> None:
 
 
 def test_what_one_stripe_met_is_told_also_when_another_has_run_since(tmp_path: Path) -> None:
-    records = Records(tmp_path, batches=4)
-    records.ledger("001", 0, causes={"00000": "poison one", "00002": ""}, stripes=2)
-    records.ledger("001", 1, causes={"00001": "poison two", "00003": ""}, stripes=2)
+    records = two_stripes(tmp_path, "poison one", "poison two")
     records.ledger("002", 1, causes={"00001": "poison two again", "00003": ""}, stripes=2)
     told = records.status()
     assert "00000  failed            3           30  1 samples: SampleError: poison one\n" in told

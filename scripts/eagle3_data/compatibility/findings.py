@@ -75,6 +75,12 @@ def accept(findings: Iterable[Finding], allowed: Iterable[str]) -> tuple[Finding
     return tuple(replace(finding, accepted=finding.id in allowed) for finding in findings)
 
 
+def told_failures(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Of findings' records, what fails and was not accepted: id, title and remedy in one line each."""
+    failing = (record for record in records if record["level"] == "fail" and not record["accepted"])
+    return ["; ".join(filter(None, (f"{record['id']}: {record['title']}", record["remedy"]))) for record in failing]
+
+
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Each finding once, worst first; within a level in the order of discovery."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.cli import say
-from eagle3_data.compatibility.findings import Finding
+from eagle3_data.compatibility.findings import Finding, told_failures
 from eagle3_data.compatibility.installed import check_devices
 from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction
@@ -79,9 +79,7 @@ def _identity(settings: EngineSettings, allowed: list[str]) -> str:
 
 
 def _failure(message: str, findings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    failing = (finding for finding in findings if finding["level"] == "fail" and not finding["accepted"])
-    causes = ("; ".join(filter(None, (f"{finding['id']}: {finding['title']}", finding["remedy"]))) for finding in failing)
-    return describe_situation(CompatibilityError, message, causes=tuple(causes))
+    return describe_situation(CompatibilityError, message, causes=tuple(told_failures(findings)))
 
 
 def _told(finding: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.compatibility.findings import told_failures
 from eagle3_data.errors import failure_headline
 from eagle3_data.extraction.lease import SILENT_S, is_live
 from eagle3_data.extraction.paths import ExtractionPaths
@@ -163,8 +164,7 @@ class RunStatus:
         """What the last check of compatibility failed for, if it failed: then there is no report.json."""
         directory = self._results / "compatibility"
         report = None if (directory / "report.json").exists() else find_json(directory / "report.failed.json")
-        failed = (finding for finding in report["findings"] if finding["level"] == "fail" and not finding["accepted"]) if report else ()
-        return ["; ".join(filter(None, (f"{finding['id']}: {finding['title']}", finding["remedy"]))) for finding in failed]
+        return told_failures(report["findings"]) if report else []
 
     @property
     def lost(self) -> LostPass | None:
