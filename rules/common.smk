@@ -14,9 +14,11 @@ sys.path.insert(0, SCRIPTS)
 try:
     from eagle3_data.config import load_config, sections_json
     from eagle3_data.errors import ConfigError
-    from eagle3_data.extraction.planning import Plan
+    from eagle3_data.passes.planning import Plan
 except ImportError as error:
-    raise WorkflowError(f"the environment of this workflow is incomplete ({error!r}); run `make environment` and activate .venv")
+    raise WorkflowError(
+        f"the environment of this workflow is incomplete ({error!r}); run `make environment` and activate .venv"
+    )
 
 try:
     CONFIG = load_config(config)
@@ -28,9 +30,14 @@ LOGS = f"logs/{CONFIG.run}"
 PLAN = Plan(CONFIG, Path(RESULTS))
 DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
 # What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
-os.environ.setdefault("EAGLE3_DATA_COMMAND", join(["snakemake", *("extract" if argument == "status" else argument for argument in sys.argv[1:])]))
+os.environ.setdefault(
+    "EAGLE3_DATA_COMMAND",
+    join(["snakemake", *("extract" if argument == "status" else argument for argument in sys.argv[1:])]),
+)
 # Under `--sdm conda` a rule's own environment brings its python; otherwise it is the one that runs Snakemake.
-IN_CONDA = any(str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method)
+IN_CONDA = any(
+    str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method
+)
 shell.prefix(f"python={quote('python' if IN_CONDA else sys.executable)} scripts={quote(SCRIPTS)}; ")
 
 

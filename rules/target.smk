@@ -20,7 +20,8 @@ rule build_demo_target:
     conda:
         "../envs/workflow.yaml"
     shell:
-        'exec "$python" "$scripts/build_demo_target.py" --target {wildcards.target}' " --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
+        'exec "$python" "$scripts/build_demo_target.py" --target {wildcards.target}'
+        " --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
 
 
 rule describe_target:

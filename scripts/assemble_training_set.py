@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Assemble the training set in speculators' format from validated batches, and open it with speculators' own loader."""
+"""Assemble the training set in speculators' format from validated batches, and open it with speculators' own
+loader."""
 
 import argparse
 import shutil
@@ -10,7 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_data import cli
-from eagle3_data.assembly import Counts, accepted_findings, check_with_speculators, link_rows, write_rows, write_token_frequencies
+from eagle3_data.assembly.speculators import (
+    Counts,
+    accepted_findings,
+    check_with_speculators,
+    link_rows,
+    write_rows,
+    write_token_frequencies,
+)
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.extraction.identity import identify_extraction
 from eagle3_data.records import read_json, write_json
@@ -22,7 +30,11 @@ from eagle3_data.vocabulary import draft_vocabulary_map
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="sections extraction, tokenization, training_set: JSON text or a config file")
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="sections extraction, tokenization, training_set: JSON text or a config file",
+    )
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--output", required=True, type=Path, help="directory to make")
     arguments = parser.parse_args()
@@ -32,20 +44,37 @@ def main() -> None:
     identity = identify_extraction(target, extraction)
     tokens = read_json(arguments.results / "tokens/batches.json")
     samples = arguments.results / "tokens/samples.parquet"
-    left_out = {batch: read_json(arguments.results / f"extraction/batches/{batch}.json")["left_out"] for batch in sorted(tokens["batches"])}
+    left_out = {
+        batch: read_json(arguments.results / f"extraction/batches/{batch}.json")["left_out"]
+        for batch in sorted(tokens["batches"])
+    }
     without = {sample["key"] for batch in left_out.values() for sample in batch}
-    counts = Counts(tokens["tokens"], tokens["trained_tokens"], np.load(arguments.results / "tokens/token_frequencies.npy"))
+    counts = Counts(
+        tokens["tokens"],
+        tokens["trained_tokens"],
+        np.load(arguments.results / "tokens/token_frequencies.npy"),
+    )
     for batch in (batch for batch, missing in left_out.items() if missing):
-        counts.take_out(sample for sample in SampleFile(samples).samples(tokens["batches"][batch]["row_group"]) if sample.key in without)
+        counts.take_out(
+            sample
+            for sample in SampleFile(samples).samples(tokens["batches"][batch]["row_group"])
+            if sample.key in without
+        )
 
-    for unfinished in arguments.output.parent.glob(f".{arguments.output.name}.*.part"):  # of a call that was killed; one that still runs ends with an error
+    for unfinished in arguments.output.parent.glob(
+        f".{arguments.output.name}.*.part"
+    ):  # of a call that was killed; one that still runs ends with an error
         shutil.rmtree(unfinished, ignore_errors=True)
-    building = Path(tempfile.mkdtemp(dir=arguments.output.parent, prefix=f".{arguments.output.name}.", suffix=".part"))
+    building = Path(
+        tempfile.mkdtemp(dir=arguments.output.parent, prefix=f".{arguments.output.name}.", suffix=".part")
+    )
     rows = write_rows(samples, building, without)
     ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
     write_token_frequencies(counts.frequencies, building)
     if draft_vocab_size:
-        d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"])
+        d2t, t2d = draft_vocabulary_map(
+            counts.frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"]
+        )
         np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
         np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
     write_json(
@@ -66,10 +95,15 @@ def main() -> None:
             "states": ways,
         },
     )
-    check_with_speculators(building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length)
+    check_with_speculators(
+        building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length
+    )
     shutil.rmtree(arguments.output, ignore_errors=True)
     building.rename(arguments.output)
-    cli.say(f"{arguments.output}: {rows} rows, {counts.tokens} tokens, states by {', '.join(f'{way} ({n})' for way, n in ways.items())}")
+    cli.say(
+        f"{arguments.output}: {rows} rows, {counts.tokens} tokens, states by"
+        f" {', '.join(f'{way} ({n})' for way, n in ways.items())}"
+    )
 
 
 if __name__ == "__main__":

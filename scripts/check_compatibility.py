@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data import cli
-from eagle3_data.compatibility import history, releases, report
-from eagle3_data.compatibility.findings import Findings
-from eagle3_data.compatibility.static import Model, Question, check_tree
-from eagle3_data.compatibility.wire_contract import Plan
+from eagle3_data.compatibility.run import history, report
+from eagle3_data.compatibility.run.static import Model, Question, check_tree
+from eagle3_data.compatibility.source import releases
+from eagle3_data.compatibility.vllm.wire_contract import Plan
 from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
+from eagle3_data.findings import Findings
 from eagle3_data.layers import OFFSETS
 from eagle3_data.records import read_json, write_json
 
@@ -25,7 +26,7 @@ INSTALLED_TITLE = "compatibility of the installed packages with this run"
 def installed(arguments: argparse.Namespace) -> None:
     """Judge the installed packages with the configured target and the tokenized data (what the rule runs)."""
     from eagle3_data import config
-    from eagle3_data.compatibility.installed import check
+    from eagle3_data.compatibility.run.installed import check
     from eagle3_data.target import TargetDescription
 
     result = check(
@@ -41,7 +42,8 @@ def installed(arguments: argparse.Namespace) -> None:
 
 
 def write_report(result: Findings, output: Path) -> None:
-    """The record and its page, or on failure siblings: Snakemake deletes the output of a rule that fails, and the reasons with it."""
+    """The record and its page, or on failure siblings: Snakemake deletes the output of a rule that fails, and
+    the reasons with it."""
     failed = output.with_name(f"{output.stem}.failed{output.suffix}")
     written = failed if result.failed else output
     write_json(written, result.as_record())
@@ -50,8 +52,15 @@ def write_report(result: Findings, output: Path) -> None:
         failed.unlink(missing_ok=True)
         failed.with_suffix(".html").unlink(missing_ok=True)
         return
-    names = ", ".join(dict.fromkeys(finding.id for finding in result.findings if finding.level == "fail" and not finding.accepted))
-    raise CompatibilityError(f"extraction would fail ({names}); the remedies are above and in {failed}. To go on knowingly, list the id in compatibility.allow")
+    names = ", ".join(
+        dict.fromkeys(
+            finding.id for finding in result.findings if finding.level == "fail" and not finding.accepted
+        )
+    )
+    raise CompatibilityError(
+        f"extraction would fail ({names}); the remedies are above and in {failed}. To go on knowingly, list"
+        " the id in compatibility.allow"
+    )
 
 
 def static(arguments: argparse.Namespace) -> None:
@@ -64,9 +73,15 @@ def static(arguments: argparse.Namespace) -> None:
     if looked_at:
         trees = [releases.open_vllm(place) for place in looked_at]
         findings = history.with_history(findings, tree.version, history.look_back(trees, question))
-    subject = {"vLLM": f"{tree.version} ({tree.label})", "clients": ", ".join(client.label for client in question.clients) or "vLLM's own extraction"}
+    subject = {
+        "vLLM": f"{tree.version} ({tree.label})",
+        "clients": ", ".join(client.label for client in question.clients) or "vLLM's own extraction",
+    }
     if question.model:
-        subject |= {"model": f"{question.model.architecture}, {question.model.num_hidden_layers} layers", "layers": str(list(question.asked_layers))}
+        subject |= {
+            "model": f"{question.model.architecture}, {question.model.num_hidden_layers} layers",
+            "layers": str(list(question.asked_layers)),
+        }
     result = Findings(findings, subject, time.monotonic() - started)
     report.show(result, "static compatibility")
     write_record(arguments, result.as_record())
@@ -87,7 +102,9 @@ def write_record(arguments: argparse.Namespace, record: dict[str, Any]) -> None:
         try:
             write_json(arguments.json, record)
         except OSError as error:
-            raise InputError(f"--json: {arguments.json} cannot be written; give the name of a file ({headline(error)})") from error
+            raise InputError(
+                f"--json: {arguments.json} cannot be written; give the name of a file ({headline(error)})"
+            ) from error
 
 
 def asked(arguments: argparse.Namespace) -> Question:
@@ -119,13 +136,27 @@ def add_question(command: argparse.ArgumentParser) -> None:
         "--client",
         action="append",
         default=[],
-        help="code that calls vLLM: directory, file, wheel or NAME==VERSION; by default vLLM's own extraction is judged",
+        help=(
+            "code that calls vLLM: directory, file, wheel or NAME==VERSION; by default vLLM's own extraction"
+            " is judged"
+        ),
     )
     command.add_argument("--model", help="the target's config.json, or the directory that holds it")
     command.add_argument("--layers", type=int, nargs="+", help="layer ids; by default 2, L//2, L-3 and L")
-    command.add_argument("--layer-convention", choices=sorted(OFFSETS), default="vllm", help="how --layers counts (default: vllm)")
-    command.add_argument("--tensor-parallel", type=at_least_one, default=1, help="devices the model is split over (default: 1)")
-    command.add_argument("--engine-arguments", default="{}", help="further arguments of vLLM as JSON, such as '{\"enable_prefix_caching\": false}'")
+    command.add_argument(
+        "--layer-convention",
+        choices=sorted(OFFSETS),
+        default="vllm",
+        help="how --layers counts (default: vllm)",
+    )
+    command.add_argument(
+        "--tensor-parallel", type=at_least_one, default=1, help="devices the model is split over (default: 1)"
+    )
+    command.add_argument(
+        "--engine-arguments",
+        default="{}",
+        help="further arguments of vLLM as JSON, such as '{\"enable_prefix_caching\": false}'",
+    )
     command.add_argument("--json", help="record to write")
 
 
@@ -136,16 +167,34 @@ def parse() -> argparse.Namespace:
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(run=function)
         if function is installed:
-            command.add_argument("--config", required=True, help="configuration: JSON text, or a YAML or JSON file")
+            command.add_argument(
+                "--config", required=True, help="configuration: JSON text, or a YAML or JSON file"
+            )
             command.add_argument("--target", required=True, help="record of describe_target")
             command.add_argument("--batches", required=True, help="record of tokenize_dataset")
-            command.add_argument("--output", required=True, help="report to write (JSON, and a page beside it); on failure NAME.failed.json")
+            command.add_argument(
+                "--output",
+                required=True,
+                help="report to write (JSON, and a page beside it); on failure NAME.failed.json",
+            )
         elif function is static:
-            command.add_argument("--vllm", required=True, help="directory that holds the package vllm, a wheel, or NAME==VERSION")
-            command.add_argument("--history", nargs="*", help="releases to date the findings with; without values, those since 0.11")
+            command.add_argument(
+                "--vllm",
+                required=True,
+                help="directory that holds the package vllm, a wheel, or NAME==VERSION",
+            )
+            command.add_argument(
+                "--history",
+                nargs="*",
+                help="releases to date the findings with; without values, those since 0.11",
+            )
             add_question(command)
         else:
-            command.add_argument("--vllm", nargs="+", help="directories, wheels, or NAME==VERSION; by default the releases since 0.11")
+            command.add_argument(
+                "--vllm",
+                nargs="+",
+                help="directories, wheels, or NAME==VERSION; by default the releases since 0.11",
+            )
             add_question(command)
     return parser.parse_args()
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Describe the target model from its checkpoint directory: sizes, architecture, fingerprint. Loads nothing."""
+"""Describe the target model from its checkpoint directory: sizes, architecture, fingerprint. Loads
+nothing."""
 
 import argparse
 

@@ -30,7 +30,10 @@ def read(path: str) -> str:
 
 def unpacked(content: bytes) -> bytes:
     parts = []
-    with gzip.open(io.BytesIO(content)) as file, contextlib.suppress(EOFError):  # a copy of a log that is still written ends anywhere
+    with (
+        gzip.open(io.BytesIO(content)) as file,
+        contextlib.suppress(EOFError),
+    ):  # a copy of a log that is still written ends anywhere
         while part := file.read1(BLOCK):
             parts.append(part)
     return b"".join(parts)
@@ -38,7 +41,10 @@ def unpacked(content: bytes) -> bytes:
 
 def render(path: str, diagnosis: Diagnosis) -> str:
     """The diagnosis as text."""
-    lines = [path, *textwrap.wrap(f"cause: {diagnosis.cause}", 118, initial_indent="  ", subsequent_indent="         ")]
+    lines = [
+        path,
+        *textwrap.wrap(f"cause: {diagnosis.cause}", 118, initial_indent="  ", subsequent_indent="         "),
+    ]
     lines += [
         f"  known: {diagnosis.known_fault or 'no'}",
         *textwrap.wrap(f"do:    {diagnosis.remedy}", 118, initial_indent="  ", subsequent_indent="         "),

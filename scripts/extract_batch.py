@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The gate of one batch: succeed where the pass completed it, else fail with the recorded causes. Standard library only,
-so that a thousand gates cost seconds."""
+"""The gate of one batch: succeed where the pass completed it, else fail with the recorded causes. Standard
+library only, so that a thousand gates cost seconds."""
 
 import argparse
 import os
@@ -20,21 +20,32 @@ def main() -> None:
     parser.add_argument("--batch", required=True)
     parser.add_argument("--fingerprint", required=True, help="the batch's fingerprint in the current plan")
     parser.add_argument("--ledger", required=True, help="ledger of the pass that was to extract the batch")
-    parser.add_argument("--output", required=True, help="target to write (JSON): exists only if the batch is complete")
+    parser.add_argument(
+        "--output", required=True, help="target to write (JSON): exists only if the batch is complete"
+    )
     arguments = parser.parse_args()
     ledger = read_json(arguments.ledger)
     outcome = ledger["batches"].get(arguments.batch)
     if outcome is None:
-        raise SampleError(f"{arguments.ledger} does not mention batch {arguments.batch}; run the same command again")
+        raise SampleError(
+            f"{arguments.ledger} does not mention batch {arguments.batch}; run the same command again"
+        )
     if outcome["fingerprint"] != arguments.fingerprint:
-        raise SampleError(f"batch {arguments.batch} has changed since {arguments.ledger} was written; run the same command again")
+        raise SampleError(
+            f"batch {arguments.batch} has changed since {arguments.ledger} was written; run the same command"
+            " again"
+        )
     if outcome["state"] != "complete":
         explain(arguments.batch, ledger, outcome, Path(arguments.ledger))
         raise SampleError(
-            f"batch {arguments.batch} is {outcome['state'].replace('_', ' ')}; once the cause is mended, the same command retries exactly what is missing"
+            f"batch {arguments.batch} is {outcome['state'].replace('_', ' ')}; once the cause is mended, the"
+            " same command retries exactly what is missing"
         )
     if outcome["left_out"]:
-        cli.say(f"batch {arguments.batch} goes on without {len(outcome['left_out'])} failed samples (extraction.max_failed_fraction)")
+        cli.say(
+            f"batch {arguments.batch} goes on without {len(outcome['left_out'])} failed samples"
+            " (extraction.max_failed_fraction)"
+        )
     facts = {"batch": arguments.batch, "fingerprint": arguments.fingerprint, "ledger": arguments.ledger}
     write_json(arguments.output, {**facts, "samples": outcome["samples"], "left_out": outcome["left_out"]})
 
@@ -42,7 +53,10 @@ def main() -> None:
 def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any], path: Path) -> None:
     """Say why the batch is incomplete: each failed sample, then what kept the rest from being reached."""
     if outcome["failed"]:
-        cli.say(f"batch {batch}: {len(outcome['failed'])} of {outcome['samples']} samples failed; engine output: {ledger['engine_log']}")
+        cli.say(
+            f"batch {batch}: {len(outcome['failed'])} of {outcome['samples']} samples failed; engine output:"
+            f" {ledger['engine_log']}"
+        )
     for index, failed in enumerate(outcome["failed"]):
         try:
             failure = read_json(failed["record"])["failure"]
@@ -52,7 +66,10 @@ def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any], path: P
         text = render_failure(failure) if index < FULL_TEXTS else failure_headline(failure)
         cli.say(f"\n--- sample {failed['sample_id']} ({failed['record']})\n{text}")
     if outcome["not_reached"]:
-        cli.say(f"batch {batch}: {outcome['not_reached']} of {outcome['samples']} samples were not reached: {shared_cause(batch, ledger, path)}")
+        cli.say(
+            f"batch {batch}: {outcome['not_reached']} of {outcome['samples']} samples were not reached:"
+            f" {shared_cause(batch, ledger, path)}"
+        )
 
 
 def shared_cause(batch: str, ledger: dict[str, Any], path: Path) -> str:
@@ -66,7 +83,8 @@ def shared_cause(batch: str, ledger: dict[str, Any], path: Path) -> str:
 
 
 def first_to_tell(batch: str, path: Path) -> str:
-    """The batch named by `path`: the first that asked. Gates run side by side, so the name is there whole or not at all."""
+    """The batch named by `path`: the first that asked. Gates run side by side, so the name is there whole or
+    not at all."""
     mine = path.with_name(f".{path.name}.{batch}")
     mine.write_text(batch, encoding="utf-8")
     try:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Extract the hidden states of every unfinished batch of one stripe: one engine, loaded once. Writes the pass's ledger."""
+"""Extract the hidden states of every unfinished batch of one stripe: one engine, loaded once. Writes the
+pass's ledger."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +13,11 @@ from eagle3_data.target import TargetDescription
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="sections target, tokenization, extraction, compatibility: JSON text or a config file")
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="sections target, tokenization, extraction, compatibility: JSON text or a config file",
+    )
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--pass-number", required=True, help="three digits")
     parser.add_argument("--stripe", required=True, type=int)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Find the batches whose samples are all in the store already, whichever run put them there, and write their records. No engine."""
+"""Find the batches whose samples are all in the store already, whichever run put them there, and write their
+records. No engine."""
 
 import argparse
 import os
@@ -8,8 +9,8 @@ from pathlib import Path
 from eagle3_data import cli
 from eagle3_data.config import Extraction, load_section
 from eagle3_data.extraction.identity import identify_extraction
-from eagle3_data.extraction.outcomes import Outcomes, is_recorded
-from eagle3_data.extraction.paths import ExtractionPaths
+from eagle3_data.passes.outcomes import Outcomes, is_recorded
+from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
@@ -27,7 +28,12 @@ def main() -> None:
     identity = identify_extraction(TargetDescription.read(arguments.results / "target.json"), extraction)
     keys = Store(extraction.store, identity.extraction_id).keys()
     samples = SampleFile(arguments.results / "tokens/samples.parquet")
-    facts = {"pass": arguments.pass_number, "stripe": "stored", "extraction_id": identity.extraction_id, "command": os.environ.get("EAGLE3_DATA_COMMAND")}
+    facts = {
+        "pass": arguments.pass_number,
+        "stripe": "stored",
+        "extraction_id": identity.extraction_id,
+        "command": os.environ.get("EAGLE3_DATA_COMMAND"),
+    }
     paths = ExtractionPaths(arguments.results / "extraction")
     outcomes = Outcomes(paths, arguments.pass_number, facts, {})
     for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Say what a run has done, what failed and why, what runs now, and what to run next. Works from any terminal, also while a run holds
-Snakemake's lock: it only reads records. Standard library only."""
+"""Say what a run has done, what failed and why, what runs now, and what to run next. Works from any terminal,
+also while a run holds Snakemake's lock: it only reads records. Standard library only."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.errors import InputError
-from eagle3_data.extraction.status import BatchStatus, RunStatus, describe_running
+from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
 
 SHOWN_CAUSES = 5
 SHOWN_BATCHES = 20
@@ -18,16 +18,43 @@ SHOWN_BATCHES = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", required=True, type=Path, help="the run's results directory, results/<run>; its logs are in logs/<run>")
-    parser.add_argument("--part", choices=["table", "summary", "both"], default="both", help="the table of batches, the summary, or both")
-    parser.add_argument("--all", action="store_true", help=f"every batch in the table, not only up to {SHOWN_BATCHES} unfinished ones")
-    parser.add_argument("--extraction-id", help="what counts as extracted (Snakemake gives it, empty where there is none); by default the newest pass's")
-    parser.add_argument("--failed", action="store_true", help="the run of Snakemake that calls this has failed: say where to look, whatever the counts are")
+    parser.add_argument(
+        "--results",
+        required=True,
+        type=Path,
+        help="the run's results directory, results/<run>; its logs are in logs/<run>",
+    )
+    parser.add_argument(
+        "--part",
+        choices=["table", "summary", "both"],
+        default="both",
+        help="the table of batches, the summary, or both",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help=f"every batch in the table, not only up to {SHOWN_BATCHES} unfinished ones",
+    )
+    parser.add_argument(
+        "--extraction-id",
+        help=(
+            "what counts as extracted (Snakemake gives it, empty where there is none); by default the newest"
+            " pass's"
+        ),
+    )
+    parser.add_argument(
+        "--failed",
+        action="store_true",
+        help="the run of Snakemake that calls this has failed: say where to look, whatever the counts are",
+    )
     arguments = parser.parse_args()
     results: Path = arguments.results
     status = RunStatus(results, arguments.extraction_id, arguments.failed)
     if arguments.extraction_id is None and not results.is_dir() and not status.logs.is_dir():
-        raise InputError(f"there is no directory {results}; a run's results are in results/<run>, where Snakemake was called")
+        raise InputError(
+            f"there is no directory {results}; a run's results are in results/<run>, where Snakemake was"
+            " called"
+        )
     if status.tokens is None:
         if arguments.part != "summary" or arguments.failed:
             print(f"{results}: nothing is tokenized yet; rules' logs are below {status.logs}")
@@ -35,21 +62,35 @@ def main() -> None:
             show_command(status)
         return
     if arguments.part != "summary":
-        show_table(status.batches if arguments.all else [batch for batch in status.batches if not batch.is_done], arguments.all)
+        show_table(
+            status.batches if arguments.all else [batch for batch in status.batches if not batch.is_done],
+            arguments.all,
+        )
     if arguments.part != "table":
         show_counts(results, status, status.tokens)
         refusals = status.refusals()
-        # From another terminal, the counts may be those of an earlier configuration than the one that the check refused.
-        if arguments.failed or not all(batch.is_done for batch in status.batches) or (refusals and arguments.extraction_id is None):
+        # From another terminal, the counts may be those of an earlier configuration than the one that the
+        # check refused.
+        if (
+            arguments.failed
+            or not all(batch.is_done for batch in status.batches)
+            or (refusals and arguments.extraction_id is None)
+        ):
             show_causes(status, refusals, arguments.failed)
             show_command(status)
 
 
 def show_counts(results: Path, status: RunStatus, tokens: dict[str, Any]) -> None:
     """How many of how many, and what runs now."""
-    done, validated = sum(batch.is_done for batch in status.batches), sum(batch.state == "validated" for batch in status.batches)
+    done, validated = (
+        sum(batch.is_done for batch in status.batches),
+        sum(batch.state == "validated" for batch in status.batches),
+    )
     print(f"\n{results}: {done} of {len(status.batches)} batches extracted, {validated} validated")
-    print(f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens; {status.written_bytes / 2**30:.2f} GiB written in {status.passes} passes")
+    print(
+        f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens; {status.written_bytes / 2**30:.2f} GiB"
+        f" written in {status.passes} passes"
+    )
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens["dropped"].items()))
     if dropped:
         print(f"  dropped by tokenization: {dropped}")
@@ -107,7 +148,10 @@ def show_table(batches: list[BatchStatus], everything: bool) -> None:
     if shown:
         print(f"\n  {'batch':<6} {'state':<10} {'samples':>8} {'tokens':>12}")
     for batch in shown:
-        print(f"  {batch.batch:<6} {batch.state:<10} {batch.samples:>8} {batch.tokens:>12,}  {batch.detail}".rstrip())
+        print(
+            f"  {batch.batch:<6} {batch.state:<10} {batch.samples:>8} {batch.tokens:>12,}"
+            f"  {batch.detail}".rstrip()
+        )
     if len(shown) < len(batches):
         print(f"  ... and {len(batches) - len(shown)} more; --all lists every batch")
     print()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tokenize conversations with the target's chat template: token ids, loss masks, batches, and a fate for every row."""
+"""Tokenize conversations with the target's chat template: token ids, loss masks, batches, and a fate for
+every row."""
 
 import argparse
 import os
@@ -12,19 +13,35 @@ from eagle3_data.target import TargetDescription
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="configuration file, or its sections data, target and tokenization as JSON")
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="configuration file, or its sections data, target and tokenization as JSON",
+    )
     parser.add_argument("--target", required=True, help="record of describe_target")
     parser.add_argument(
-        "--output-dir", required=True, type=Path, help="directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy, samples.html"
+        "--output-dir",
+        required=True,
+        type=Path,
+        help=(
+            "directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy, samples.html"
+        ),
     )
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="by default as many as there are CPUs to use")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="by default as many as there are CPUs to use",
+    )
     arguments = parser.parse_args()
     data = load_section(arguments.config, "data", Data)
     tokenization = load_section(arguments.config, "tokenization", Tokenization)
     target = load_section(arguments.config, "target", Target)
     description = TargetDescription.read(arguments.target)
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism; read when the library first encodes
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # the processes are the parallelism; read when the library first encodes
+    )
     from eagle3_data.tokenization.dataset import Request, tokenize_dataset
 
     request = Request(data, tokenization, target, description)

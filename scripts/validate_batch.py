@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prove the states of one batch: structure, numbers, greedy token. Rejected samples are extracted anew by the next run."""
+"""Prove the states of one batch: structure, numbers, greedy token. Rejected samples are extracted anew by the
+next run."""
 
 import argparse
 from pathlib import Path
@@ -8,13 +9,13 @@ from eagle3_data import cli
 from eagle3_data.config import Extraction, load_section
 from eagle3_data.errors import SampleError
 from eagle3_data.extraction.identity import identify_extraction
-from eagle3_data.extraction.outcomes import rejected_path
-from eagle3_data.head import read_head
+from eagle3_data.passes.outcomes import rejected_path
 from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
-from eagle3_data.validation import validate_samples
+from eagle3_data.validation.head import read_head
+from eagle3_data.validation.samples import validate_samples
 
 
 def main() -> None:
@@ -22,25 +23,38 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="section extraction: JSON text or a config file")
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--batch", required=True)
-    parser.add_argument("--output", required=True, help="verdict to write (JSON): exists only if every sample passes")
+    parser.add_argument(
+        "--output", required=True, help="verdict to write (JSON): exists only if every sample passes"
+    )
     arguments = parser.parse_args()
     extraction = load_section(arguments.config, "extraction", Extraction)
     target = TargetDescription.read(arguments.results / "target.json")
     identity = identify_extraction(target, extraction)
     entry = read_json(arguments.results / "tokens/batches.json")["batches"][arguments.batch]
-    left_out = {sample["key"] for sample in read_json(arguments.results / f"extraction/batches/{arguments.batch}.json")["left_out"]}
+    left_out = {
+        sample["key"]
+        for sample in read_json(arguments.results / f"extraction/batches/{arguments.batch}.json")["left_out"]
+    }
     all_samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry["row_group"])
     samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
     verdict = validate_samples(samples, store, identity, target.hidden_size, read_head(Path(target.path)))
     fingerprint = identity.batch_fingerprint(entry["fingerprint"])
-    record = {"batch": arguments.batch, "fingerprint": fingerprint, "extraction_id": identity.extraction_id, **verdict.as_record()}
+    record = {
+        "batch": arguments.batch,
+        "fingerprint": fingerprint,
+        "extraction_id": identity.extraction_id,
+        **verdict.as_record(),
+    }
     if verdict.rejected:
         write_json(rejected_path(arguments.results, arguments.batch), record)
         names = {sample.key: sample.sample_id for sample in samples}
         for key, reason in verdict.rejected.items():
             cli.say(f"sample {names[key]} ({key}): {reason}")
-        raise SampleError(f"{len(verdict.rejected)} of {verdict.samples} samples of batch {arguments.batch} are rejected; the same command extracts them anew")
+        raise SampleError(
+            f"{len(verdict.rejected)} of {verdict.samples} samples of batch {arguments.batch} are rejected;"
+            " the same command extracts them anew"
+        )
     write_json(arguments.output, record)
     cli.say(f"batch {arguments.batch}: {verdict.samples} samples, {verdict.tokens} tokens, all proven")
 

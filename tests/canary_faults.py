@@ -1,4 +1,5 @@
-"""What a wrong capture looks like: each function spoils states files as a fault of the engine would, and names nothing."""
+"""What a wrong capture looks like: each function spoils states files as a fault of the engine would, and
+names nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3_data.compatibility.canary_checks import MAX_BATCHED_TOKENS, Answer
-from eagle3_data.head import Head
+from eagle3_data.canary.checks import MAX_BATCHED_TOKENS, Answer
+from eagle3_data.validation.head import Head
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
@@ -56,10 +57,14 @@ def post_norm(head: Head) -> Spoil:
 
 
 def swap_states(answers: list[Answer]) -> None:
-    """The rows of two samples change places, as far as the shorter goes, in every answer of theirs; each file keeps its own ids and shape."""
+    """The rows of two samples change places, as far as the shorter goes, in every answer of theirs; each file
+    keeps its own ids and shape."""
     lengths = sorted({len(answer.request.token_ids) for answer in answers})[-2:]
     for alone in (False, True):
-        pair = [next(one for one in answers if one.alone == alone and len(one.request.token_ids) == length) for length in lengths]
+        pair = [
+            next(one for one in answers if one.alone == alone and len(one.request.token_ids) == length)
+            for length in lengths
+        ]
         paths = [Path(answer.request.states_path) for answer in pair]
         shorter, longer = (load_file(path)["hidden_states"] for path in paths)
         rewrite(paths[0], lambda states, other=longer: other[: len(states)])  # type: ignore[misc]

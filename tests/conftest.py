@@ -1,4 +1,5 @@
-"""Every skip needs a reason that tests/expected_skips.txt foresees; any other one fails the run, so that a test cannot quietly stop to run."""
+"""Every skip needs a reason that tests/expected_skips.txt foresees; any other one fails the run, so that a
+test cannot quietly stop to run."""
 
 import re
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _unexpected:
         terminalreporter.section("unexpected skips", red=True, bold=True)
-        terminalreporter.line("Make these tests run, or add their reason to tests/expected_skips.txt with a comment that says why.")
+        terminalreporter.line(
+            "Make these tests run, or add their reason to tests/expected_skips.txt with a comment that says"
+            " why."
+        )
         for line in _unexpected:
             terminalreporter.line(line)

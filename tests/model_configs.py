@@ -1,4 +1,5 @@
-"""Full-size config.json of published models, with what decides about their sizes and their routes through vLLM."""
+"""Full-size config.json of published models, with what decides about their sizes and their routes through
+vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any
 
 from eagle3_data.demo.tiny_kimi import IMAGE_PREPROCESSING
 
-_YARN = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}
+_YARN = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+    "type": "yarn",
+}
 
 DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -48,7 +56,12 @@ DEEPSEEK_V3: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
-    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
 }
 
 KIMI_K2_5: dict[str, Any] = {
@@ -85,11 +98,23 @@ KIMI_K2_5: dict[str, Any] = {
                     "input_activations": None,
                     "output_activations": None,
                     "targets": ["Linear"],
-                    "weights": {"actorder": None, "group_size": 32, "num_bits": 4, "strategy": "group", "symmetric": True, "type": "int"},
+                    "weights": {
+                        "actorder": None,
+                        "group_size": 32,
+                        "num_bits": 4,
+                        "strategy": "group",
+                        "symmetric": True,
+                        "type": "int",
+                    },
                 }
             },
             "format": "pack-quantized",
-            "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+            "ignore": [
+                "lm_head",
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ],
             "kv_cache_scheme": None,
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
@@ -115,7 +140,13 @@ LLAMA_3_1_70B: dict[str, Any] = {
     "hidden_act": "silu",
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
-    "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "vocab_size": 128256,
@@ -166,15 +197,21 @@ FULL_SIZE = {
     "Qwen3-235B-A22B": QWEN3_235B,
 }
 
-KIMI_PACKED = [f"language_model.model.layers.1.mlp.experts.0.{name}_proj.weight_packed" for name in ("gate", "up", "down")]
+KIMI_PACKED = [
+    f"language_model.model.layers.1.mlp.experts.0.{name}_proj.weight_packed"
+    for name in ("gate", "up", "down")
+]
 """The quantized weights of a layer of Kimi-K2.5, by their names in the published checkpoint."""
 
 
 def write_target(directory: Path, config: dict[str, Any], weight_names: Iterable[str] = ()) -> Path:
-    """A checkpoint without its weights: config.json, image preprocessing, and an index of `weight_names` if there are any."""
+    """A checkpoint without its weights: config.json, image preprocessing, and an index of `weight_names` if
+    there are any."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": IMAGE_PREPROCESSING}))
     if names := list(weight_names):
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00064.safetensors")}))
+        (directory / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00064.safetensors")})
+        )
     return directory

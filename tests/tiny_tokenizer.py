@@ -1,4 +1,5 @@
-"""Small tokenizers built on the spot, for tests that need real ones, and what tests read of the samples made with them."""
+"""Small tokenizers built on the spot, for tests that need real ones, and what tests read of the samples made
+with them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.target import TargetDescription
-from eagle3_data.tokenization.rows import Outcome, Row, Sample
+from eagle3_data.tokenization.reading.rows import Outcome, Row, Sample
 from eagle3_data.tokenization.samples import RowTokenizer
 from eagle3_data.tokenization.tokenizer import TargetTokenizer, load_tokenizer
 
@@ -36,8 +37,11 @@ ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that are not special, as in Qwen3."""
 
 
-def save_tokenizer(directory: Path, chat_template: str | None, *, bos: str = "<|begin|>", eos: str = "<|endoftext|>") -> Any:
-    """Train a byte-level BPE tokenizer, give it special tokens and a template, save it to `directory` and return it."""
+def save_tokenizer(
+    directory: Path, chat_template: str | None, *, bos: str = "<|begin|>", eos: str = "<|endoftext|>"
+) -> Any:
+    """Train a byte-level BPE tokenizer, give it special tokens and a template, save it to `directory` and
+    return it."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -45,12 +49,19 @@ def save_tokenizer(directory: Path, chat_template: str | None, *, bos: str = "<|
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=600, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False))
+    core.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=600, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+        ),
+    )
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
     core.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),  # as Llama 3 has it: offsets leave out a word's space
-            processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, core.token_to_id(bos))]),
+            processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, core.token_to_id(bos))]
+            ),
         ]
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=bos, eos_token=eos)
@@ -61,7 +72,20 @@ def save_tokenizer(directory: Path, chat_template: str | None, *, bos: str = "<|
 
 def describe(directory: Path, vocab_size: int) -> TargetDescription:
     """What describe_target would say of a model with the tokenizer in `directory`."""
-    return TargetDescription(str(directory), "LlamaForCausalLM", "LlamaForCausalLM", "llama", 4, 64, vocab_size, 4096, "none", 1, False, "0" * 32)
+    return TargetDescription(
+        str(directory),
+        "LlamaForCausalLM",
+        "LlamaForCausalLM",
+        "llama",
+        4,
+        64,
+        vocab_size,
+        4096,
+        "none",
+        1,
+        False,
+        "0" * 32,
+    )
 
 
 HELD: list[TemporaryDirectory[str]] = []
@@ -73,18 +97,33 @@ def tiny_directory(template: str | None) -> tuple[Path, int]:
     """A directory with a tokenizer and the named template, and the tokenizer's size."""
     HELD.append(TemporaryDirectory(prefix="tokenizer-"))
     directory = Path(HELD[-1].name)
-    tokenizer = save_tokenizer(directory, (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8") if template else None)
+    tokenizer = save_tokenizer(
+        directory, (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8") if template else None
+    )
     return directory, len(tokenizer)
 
 
 class Tiny:
     """Tokenization with a tiny tokenizer and one of the templates."""
 
-    def __init__(self, template: str | None, *, source: dict[str, Any] | None = None, directory: Path | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        template: str | None,
+        *,
+        source: dict[str, Any] | None = None,
+        directory: Path | None = None,
+        **settings: Any,
+    ) -> None:
         path, size = tiny_directory(template) if directory is None else (directory, 1 << 20)
         self.settings = Tokenization(**settings)
-        self.tokenizer: TargetTokenizer = load_tokenizer(describe(path, size), Target(path=str(path), trust_remote_code=directory is not None), self.settings)
-        self.rows = RowTokenizer(self.tokenizer, Data(sources=({"path": "talks.jsonl", **(source or {})},)), self.settings)
+        self.tokenizer: TargetTokenizer = load_tokenizer(
+            describe(path, size),
+            Target(path=str(path), trust_remote_code=directory is not None),
+            self.settings,
+        )
+        self.rows = RowTokenizer(
+            self.tokenizer, Data(sources=({"path": "talks.jsonl", **(source or {})},)), self.settings
+        )
 
     def outcome(self, row: Any) -> Outcome:
         return self.rows(Row(0, 0, "line 1", text=row if isinstance(row, (str, bytes)) else json.dumps(row)))

@@ -7,7 +7,8 @@ standard library only; modules that need torch, transformers or vLLM import them
 from pathlib import Path
 
 FORMAT_VERSION = 1
-"""Version of every record and file layout this package writes. Raise it when a reader of old files would misread them."""
+"""Version of every record and file layout this package writes. Raise it when a reader of old files would
+misread them."""
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[1])
 """The folder this package is imported from: child processes need it on their PYTHONPATH."""

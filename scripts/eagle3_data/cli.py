@@ -16,8 +16,8 @@ from eagle3_data.errors import NO_ROOM, Eagle3DataError, StorageError, causes_of
 def run(main: Callable[[], None]) -> NoReturn:
     """Run a script's `main` and exit: 0, 1 for an error (explained on stderr), 130 for Ctrl-C.
 
-    An error of this package is shown by its message alone, since the message says what to do; any other error is a
-    fault of ours or of a library and is shown with its traceback.
+    An error of this package is shown by its message alone, since the message says what to do; any other error
+    is a fault of ours or of a library and is shown with its traceback.
     """
     os.umask(0o077)
     faulthandler.enable()
@@ -34,9 +34,16 @@ def run(main: Callable[[], None]) -> NoReturn:
     except Exception as error:  # noqa: BLE001  the last place where it can be explained
         traceback.print_exc()
         if errno_of(error) in NO_ROOM:
-            print(f"{StorageError.__name__}: the disk is full ({headline(error)}); make room and run the same command again", file=sys.stderr)
+            print(
+                f"{StorageError.__name__}: the disk is full ({headline(error)}); make room and run the same"
+                " command again",
+                file=sys.stderr,
+            )
             sys.exit(1)
-        print(f"{os.path.basename(sys.argv[0])} met an error it does not know: {headline(error)}", file=sys.stderr)
+        print(
+            f"{os.path.basename(sys.argv[0])} met an error it does not know: {headline(error)}",
+            file=sys.stderr,
+        )
         sys.exit(1)
     sys.exit(0)
 

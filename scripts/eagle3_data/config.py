@@ -1,7 +1,9 @@
-"""The typed, frozen configuration. Unknown keys are errors; config/README.md and config/schema.json are generated from it.
+"""The typed, frozen configuration. Unknown keys are errors; config/README.md and config/schema.json are
+generated from it.
 
-The Snakefile validates the whole configuration once and hands each rule only the sections it needs, as JSON on the
-command line: a changed key then re-runs the rules that read it and no others. By hand, scripts take a config file.
+The Snakefile validates the whole configuration once and hands each rule only the sections it needs, as JSON
+on the command line: a changed key then re-runs the rules that read it and no others. By hand, scripts take a
+config file.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from eagle3_data.compatibility.findings import IDS
 from eagle3_data.errors import ConfigError
+from eagle3_data.findings import IDS
 
 
 class Section(BaseModel):
@@ -27,10 +29,17 @@ class Target(Section):
     """The target model whose hidden states are extracted."""
 
     path: str = Field(
-        description="Directory of the checkpoint (config.json, safetensors, tokenizer). `demo/tiny-llama` and `demo/tiny-kimi` are built on the spot."
+        description=(
+            "Directory of the checkpoint (config.json, safetensors, tokenizer). `demo/tiny-llama` and"
+            " `demo/tiny-kimi` are built on the spot."
+        )
     )
     trust_remote_code: bool = Field(
-        False, description="Let transformers and vLLM run Python code that lies in the checkpoint. Its hash enters the fingerprint."
+        False,
+        description=(
+            "Let transformers and vLLM run Python code that lies in the checkpoint. Its hash enters the"
+            " fingerprint."
+        ),
     )
 
 
@@ -38,33 +47,72 @@ class Source(Section):
     """One set of conversations: a file, a directory or a dataset of the Hugging Face hub."""
 
     path: str = Field(
-        description="File (`.json`, `.jsonl`, either also as `.gz` or `.zst`; `.parquet`), directory that `datasets` can load, or `hub:owner/name` of the "
-        "Hugging Face hub. In tables (all but JSON) a tool argument that is null is left out: the format gives every row the arguments of all rows, so "
-        "null and absent are the same there."
+        description=(
+            "File (`.json`, `.jsonl`, either also as `.gz` or `.zst`; `.parquet`), directory that `datasets`"
+            " can load, or `hub:owner/name` of the Hugging Face hub. In tables (all but JSON) a tool argument"
+            " that is null is left out: the format gives every row the arguments of all rows, so null and"
+            " absent are the same there."
+        )
     )
-    name: str = Field("", description="Name in sample ids and in the ledger; by default the file name without its ending.")
+    name: str = Field(
+        "", description="Name in sample ids and in the ledger; by default the file name without its ending."
+    )
     split: str = Field("train", description="Split to read, where the source is a dataset with several.")
-    config_name: str = Field("", description="Configuration (subset) to read, where a dataset of the hub has several.")
-    revision: str = Field("", description="Branch, tag or commit of a dataset of the hub; by default its main branch.")
+    config_name: str = Field(
+        "", description="Configuration (subset) to read, where a dataset of the hub has several."
+    )
+    revision: str = Field(
+        "", description="Branch, tag or commit of a dataset of the hub; by default its main branch."
+    )
     layout: Literal["auto", "sharegpt", "messages", "prompt_response", "text", "tokens"] = Field(
         "auto",
-        description="What a row holds: `sharegpt` (from/value), `messages` (OpenAI role/content), `prompt_response`, `text` (the chat template is already "
-        "applied), `tokens` (`input_ids`, and `loss_mask` if not all are trained), or `auto`: told by each row's fields.",
+        description=(
+            "What a row holds: `sharegpt` (from/value), `messages` (OpenAI role/content), `prompt_response`,"
+            " `text` (the chat template is already applied), `tokens` (`input_ids`, and `loss_mask` if not"
+            " all are trained), or `auto`: told by each row's fields."
+        ),
     )
-    field: str = Field("", description="Field of a row that holds the turns, the prompt, the text or the ids; by default the usual names.")
-    response_field: str = Field("", description="Field with the response, for `prompt_response`; by default `response`, `completion` and the like.")
+    field: str = Field(
+        "",
+        description=(
+            "Field of a row that holds the turns, the prompt, the text or the ids; by default the usual"
+            " names."
+        ),
+    )
+    response_field: str = Field(
+        "",
+        description=(
+            "Field with the response, for `prompt_response`; by default `response`, `completion` and the"
+            " like."
+        ),
+    )
     mask_field: str = Field(
         "",
-        description="Field with the loss mask, for `tokens`: 0 and 1, or labels with -100; every row must have it. By default the first there is of "
-        "`loss_mask`, `assistant_masks`, `completion_mask` and `labels`; a row without any is trained whole, and counted.",
+        description=(
+            "Field with the loss mask, for `tokens`: 0 and 1, or labels with -100; every row must have it. By"
+            " default the first there is of `loss_mask`, `assistant_masks`, `completion_mask` and `labels`; a"
+            " row without any is trained whole, and counted."
+        ),
     )
-    tools_field: str = Field("tools", description="Field with the descriptions of the tools, a list or its JSON text.")
+    tools_field: str = Field(
+        "tools", description="Field with the descriptions of the tools, a list or its JSON text."
+    )
     trained: Literal["turns", "all"] = Field(
-        "turns", description="For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop tokens, or `all` of the text."
+        "turns",
+        description=(
+            "For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop"
+            " tokens, or `all` of the text."
+        ),
     )
     limit: int | None = Field(None, ge=1, description="Read only so many rows.")
     weight: float = Field(
-        1.0, gt=0, le=1, description="Share of the rows to use, drawn by a hash of their number: the same ones in every run, whatever is appended."
+        1.0,
+        gt=0,
+        le=1,
+        description=(
+            "Share of the rows to use, drawn by a hash of their number: the same ones in every run, whatever"
+            " is appended."
+        ),
     )
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(
         default_factory=dict, description="Further role names and what they mean, such as `{bot: assistant}`."
@@ -81,13 +129,18 @@ class Source(Section):
 class Data(Section):
     """The conversations to train on."""
 
-    sources: tuple[Source, ...] = Field(min_length=1, description="Sets of conversations, read in this order.")
+    sources: tuple[Source, ...] = Field(
+        min_length=1, description="Sets of conversations, read in this order."
+    )
     train_ratio: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Share of the rows to train on; the rest, whole conversations drawn by hash, is put last for validation. "
-        "`speculators train --train-data-ratio` cuts exactly there if given the same number (its default is 0.9).",
+        description=(
+            "Share of the rows to train on; the rest, whole conversations drawn by hash, is put last for"
+            " validation. `speculators train --train-data-ratio` cuts exactly there if given the same number"
+            " (its default is 0.9)."
+        ),
     )
 
     @model_validator(mode="after")
@@ -105,33 +158,66 @@ class Tokenization(Section):
     max_length: int = Field(4096, ge=2, description="Longest sample, in tokens.")
     too_long: Literal["truncate", "drop"] = Field("truncate", description="What happens to a longer one.")
     train_on: Literal["all", "last", "each"] = Field(
-        "all", description="Assistant turns to train: `all` of a conversation, the `last` one, or `each` one in a row of its own that ends with it."
+        "all",
+        description=(
+            "Assistant turns to train: `all` of a conversation, the `last` one, or `each` one in a row of its"
+            " own that ends with it."
+        ),
     )
     near_duplicates: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Drop a conversation whose turns share at least this part of their word 5-grams (estimated Jaccard index) with an earlier one. "
-        "About 5 kB of memory a row.",
+        description=(
+            "Drop a conversation whose turns share at least this part of their word 5-grams (estimated"
+            " Jaccard index) with an earlier one. About 5 kB of memory a row."
+        ),
     )
-    train_end_of_turn: bool = Field(True, description="Whether the token that ends an assistant turn is trained.")
-    chat_template: str | None = Field(None, description="File with the chat template to use instead of the target's own.")
+    train_end_of_turn: bool = Field(
+        True, description="Whether the token that ends an assistant turn is trained."
+    )
+    chat_template: str | None = Field(
+        None, description="File with the chat template to use instead of the target's own."
+    )
     date: str = Field(
-        "2025-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Today, for templates that print it: the same data gives the same tokens on every day."
+        "2025-01-01",
+        pattern=r"^\d{4}-\d{2}-\d{2}$",
+        description="Today, for templates that print it: the same data gives the same tokens on every day.",
     )
-    template_arguments: dict[str, Any] = Field(default_factory=dict, description="Further variables of the chat template, such as `{enable_thinking: false}`.")
-    reasoning_markers: tuple[tuple[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], ...] = Field(
+    template_arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further variables of the chat template, such as `{enable_thinking: false}`.",
+    )
+    reasoning_markers: tuple[
+        tuple[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], ...
+    ] = Field(
         (("<think>", "</think>"), ("◁think▷", "◁/think▷")),
-        description="Texts around reasoning. A pair with nothing between them is the template's scaffold and not trained.",
+        description=(
+            "Texts around reasoning. A pair with nothing between them is the template's scaffold and not"
+            " trained."
+        ),
     )
-    on_bad_row: Literal["error", "drop"] = Field("error", description="A row that cannot be read stops the rule, or is dropped and counted.")
-    batch_tokens: int = Field(200_000, ge=1, description="Tokens of a batch, the unit of retry and validation.")
-    batches: int | None = Field(None, ge=1, description="Number of batches, instead of `batch_tokens`. Appended rows then change all of them, but no sample.")
+    on_bad_row: Literal["error", "drop"] = Field(
+        "error", description="A row that cannot be read stops the rule, or is dropped and counted."
+    )
+    batch_tokens: int = Field(
+        200_000, ge=1, description="Tokens of a batch, the unit of retry and validation."
+    )
+    batches: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "Number of batches, instead of `batch_tokens`. Appended rows then change all of them, but no"
+            " sample."
+        ),
+    )
 
     @field_validator("date", mode="before")
     @classmethod
     def _unquoted_date(cls, value: Any) -> Any:
-        return value.isoformat() if isinstance(value, datetime.date) else value  # YAML reads a bare 2025-06-01 as a date
+        return (
+            value.isoformat() if isinstance(value, datetime.date) else value
+        )  # YAML reads a bare 2025-06-01 as a date
 
     @field_validator("date")
     @classmethod
@@ -146,53 +232,97 @@ class Tokenization(Section):
 class Extraction(Section):
     """How hidden states are extracted."""
 
-    engine: str = Field("eagle3_data.engines.vllm.engine:VllmEngine", pattern=r"^[\w.]+:\w+$", description="Engine class as `module:Class`.")
+    engine: str = Field(
+        "eagle3_data.engines.vllm.engine:VllmEngine",
+        pattern=r"^[\w.]+:\w+$",
+        description="Engine class as `module:Class`.",
+    )
     layers: tuple[int, ...] | None = Field(
-        None, description="Layer ids to capture, ascending, the last layer included; by default 2, L//2, L-3 and L of an L-layer model."
+        None,
+        description=(
+            "Layer ids to capture, ascending, the last layer included; by default 2, L//2, L-3 and L of an"
+            " L-layer model."
+        ),
     )
     layer_convention: Literal["vllm", "speculators-0.3"] = Field(
-        "vllm", description="How `layers` counts. `vllm`: k = after k decoder layers. `speculators-0.3` (to 0.4): k = after the layer of index k."
+        "vllm",
+        description=(
+            "How `layers` counts. `vllm`: k = after k decoder layers. `speculators-0.3` (to 0.4): k = after"
+            " the layer of index k."
+        ),
     )
     dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU."
+        "bfloat16",
+        description=(
+            "Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU."
+        ),
     )
     tensor_parallel: int = Field(1, ge=1, description="Devices the model is split over.")
     jobs: int = Field(
         1,
         ge=1,
-        description="Independent jobs that share the batches, each with its own devices and its own copy of the model. On one machine a small model "
-        "is extracted faster by several jobs than by one that is split over all devices.",
+        description=(
+            "Independent jobs that share the batches, each with its own devices and its own copy of the"
+            " model. On one machine a small model is extracted faster by several jobs than by one that is"
+            " split over all devices."
+        ),
     )
-    store: str = Field("results/store", description="Directory of the content-addressed store; runs may share it.")
+    store: str = Field(
+        "results/store", description="Directory of the content-addressed store; runs may share it."
+    )
     in_flight_tokens: int = Field(
         65_536,
         ge=1,
-        description="Tokens handed to the engine and not yet committed; bounds host memory: a token's states are held up to four times (in the "
-        "worker, as it is written, in the page cache, as it is checked).",
+        description=(
+            "Tokens handed to the engine and not yet committed; bounds host memory: a token's states are held"
+            " up to four times (in the worker, as it is written, in the page cache, as it is checked)."
+        ),
     )
-    write_timeout_s: float = Field(600, gt=0, description="How long a finished request's file may take to appear.")
+    write_timeout_s: float = Field(
+        600, gt=0, description="How long a finished request's file may take to appear."
+    )
     load_timeout_s: float = Field(7200, gt=0, description="How long the engine may take to load the model.")
-    stall_timeout_s: float = Field(900, gt=0, description="An engine that finishes no sample for so long hangs: it is ended and started again.")
-    engine_restarts: int = Field(3, ge=0, description="How often a pass starts an engine again that died or hung. Each time loads the model.")
-    disk_reserve_gib: float = Field(1, ge=0, description="The pass stops cleanly when less than this is free where the store is.")
-    stop_before_end_s: float = Field(120, ge=0, description="In a SLURM job, the pass stops cleanly so long before the walltime ends.")
+    stall_timeout_s: float = Field(
+        900,
+        gt=0,
+        description="An engine that finishes no sample for so long hangs: it is ended and started again.",
+    )
+    engine_restarts: int = Field(
+        3,
+        ge=0,
+        description="How often a pass starts an engine again that died or hung. Each time loads the model.",
+    )
+    disk_reserve_gib: float = Field(
+        1, ge=0, description="The pass stops cleanly when less than this is free where the store is."
+    )
+    stop_before_end_s: float = Field(
+        120, ge=0, description="In a SLURM job, the pass stops cleanly so long before the walltime ends."
+    )
     max_failed_fraction: float = Field(
         0,
         ge=0,
         lt=1,
-        description="Share of a batch's samples that may fail by their own fault: it is complete without them, and the training set's provenance lists "
-        "them. A full disk, a write error, or whatever ends a pass early is not theirs: what it cost is retried.",
+        description=(
+            "Share of a batch's samples that may fail by their own fault: it is complete without them, and"
+            " the training set's provenance lists them. A full disk, a write error, or whatever ends a pass"
+            " early is not theirs: what it cost is retried."
+        ),
     )
     engine_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments of the engine: of the vLLM engine those of `vllm.LLM`, the transformers engine takes none."
+        default_factory=dict,
+        description=(
+            "Further arguments of the engine: of the vLLM engine those of `vllm.LLM`, the transformers engine"
+            " takes none."
+        ),
     )
 
     @model_validator(mode="after")
     def _reserved_arguments(self) -> Self:
         reserved = {
-            "model": "target.path", "dtype": "extraction.dtype", "tensor_parallel_size": "extraction.tensor_parallel",
-            "max_model_len": "tokenization.max_length", "trust_remote_code": "target.trust_remote_code",
-            "speculative_config": "extraction.layers", "kv_transfer_config": "extraction.store",
+            "model": "target.path", "dtype": "extraction.dtype",
+            "tensor_parallel_size": "extraction.tensor_parallel", "max_model_len": "tokenization.max_length",
+            "trust_remote_code": "target.trust_remote_code", "speculative_config": "extraction.layers",
+            "kv_transfer_config": "extraction.store",
         }  # fmt: skip
         for name in reserved.keys() & self.engine_arguments.keys():
             raise ValueError(f"engine_arguments.{name} is set by the workflow; use {reserved[name]}")
@@ -203,9 +333,15 @@ class Extraction(Section):
         if self.engine.startswith("eagle3_data.engines.transformers:"):
             if self.engine_arguments:
                 given = ", ".join(self.engine_arguments)
-                raise ValueError(f"the transformers engine takes no engine_arguments (given: {given}); leave them out, or use the vLLM engine")
+                raise ValueError(
+                    f"the transformers engine takes no engine_arguments (given: {given}); leave them out, or"
+                    " use the vLLM engine"
+                )
             if self.tensor_parallel > 1:
-                raise ValueError(f"the transformers engine uses one device, tensor_parallel is {self.tensor_parallel}; set it to 1, or use the vLLM engine")
+                raise ValueError(
+                    f"the transformers engine uses one device, tensor_parallel is {self.tensor_parallel}; set"
+                    " it to 1, or use the vLLM engine"
+                )
         return self
 
 
@@ -214,13 +350,25 @@ class Compatibility(Section):
 
     canary: Literal["inline", "off"] = Field(
         "inline",
-        description="`inline`: the job first extracts from a tiny random model of the target's architecture, and loads the target only if that is right.",
+        description=(
+            "`inline`: the job first extracts from a tiny random model of the target's architecture, and"
+            " loads the target only if that is right."
+        ),
     )
     allow: tuple[str, ...] = Field(
-        (), description="Ids of findings accepted knowingly, those of the canary too; they stay in the report and in the training set's provenance."
+        (),
+        description=(
+            "Ids of findings accepted knowingly, those of the canary too; they stay in the report and in the"
+            " training set's provenance."
+        ),
     )
     device_memory_gib: float | None = Field(
-        None, gt=0, description="Memory of one device, to check that its share of the weights fits; by default that of this machine's GPUs, if it has any."
+        None,
+        gt=0,
+        description=(
+            "Memory of one device, to check that its share of the weights fits; by default that of this"
+            " machine's GPUs, if it has any."
+        ),
     )
 
     @field_validator("canary", mode="before")
@@ -234,7 +382,10 @@ class Compatibility(Section):
         for name in names:
             if name not in IDS:
                 near = " or ".join(difflib.get_close_matches(name, IDS, n=2))
-                raise ValueError(f"there is no finding {name!r}; " + (f"did you mean {near}?" if near else "copy the id from the report"))
+                raise ValueError(
+                    f"there is no finding {name!r}; "
+                    + (f"did you mean {near}?" if near else "copy the id from the report")
+                )
         return names
 
 
@@ -242,14 +393,22 @@ class TrainingSet(Section):
     """The assembled training set."""
 
     draft_vocab_size: int | None = Field(
-        None, ge=1, description="Size of the draft model's vocabulary; by default no map is made and the draft uses the target's."
+        None,
+        ge=1,
+        description=(
+            "Size of the draft model's vocabulary; by default no map is made and the draft uses the target's."
+        ),
     )
 
 
 class Config(Section):
     """The whole configuration."""
 
-    run: str = Field("demo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run: results/<run>, logs/<run>.")
+    run: str = Field(
+        "demo",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name of the run: results/<run>, logs/<run>.",
+    )
     target: Target
     data: Data
     tokenization: Tokenization = Tokenization()
@@ -260,10 +419,15 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if f"results/{self.run}" == self.extraction.store:
-            raise ValueError(f"run {self.run!r} and extraction.store would share results/{self.run}; rename the run")
+            raise ValueError(
+                f"run {self.run!r} and extraction.store would share results/{self.run}; rename the run"
+            )
         bound, longest = self.extraction.in_flight_tokens, self.tokenization.max_length
         if bound < longest:
-            raise ValueError(f"extraction.in_flight_tokens ({bound}) is less than tokenization.max_length ({longest}): the longest sample would never be sent")
+            raise ValueError(
+                f"extraction.in_flight_tokens ({bound}) is less than tokenization.max_length ({longest}): the"
+                " longest sample would never be sent"
+            )
         return self
 
 
@@ -278,8 +442,14 @@ def validate(cls: type[AnySection], values: Any, place: str = "config") -> AnySe
         problems = error.errors()
         places = [problem["loc"] for problem in problems]
         # a list whose only item is wrong is reported as too short, too
-        told = [p for p in problems if p["type"] != "too_short" or not any(loc[: len(p["loc"])] == p["loc"] != loc for loc in places)]
-        raise ConfigError(f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in told)) from None
+        told = [
+            p
+            for p in problems
+            if p["type"] != "too_short" or not any(loc[: len(p["loc"])] == p["loc"] != loc for loc in places)
+        ]
+        raise ConfigError(
+            f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in told)
+        ) from None
 
 
 def _explain(cls: type[BaseModel], problem: Any) -> str:
@@ -289,14 +459,23 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
         return f"  {where}: {problem['msg'].removeprefix('Value error, ')}{given}"
     known = list(_fields_at(cls, problem["loc"][:-1]))
     near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-    return f"  {where}: unknown key; " + (f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}")
+    return f"  {where}: unknown key; " + (
+        f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+    )
 
 
 def _fields_at(cls: type[BaseModel], location: tuple[str | int, ...]) -> dict[str, Any]:
     for part in location:
         if isinstance(part, str) and part in cls.model_fields:
             annotation = cls.model_fields[part].annotation
-            cls = next((t for t in (annotation, *getattr(annotation, "__args__", ())) if isinstance(t, type) and issubclass(t, BaseModel)), cls)
+            cls = next(
+                (
+                    t
+                    for t in (annotation, *getattr(annotation, "__args__", ()))
+                    if isinstance(t, type) and issubclass(t, BaseModel)
+                ),
+                cls,
+            )
     return dict(cls.model_fields)
 
 
@@ -311,10 +490,13 @@ def sections_json(config: Config, *names: str) -> str:
 
 
 def load_section(argument: str, name: str, cls: type[AnySection]) -> AnySection:
-    """Section `name` of a script's `--config`: JSON text as made by `sections_json`, or the path of a YAML/JSON file."""
+    """Section `name` of a script's `--config`: JSON text as made by `sections_json`, or the path of a
+    YAML/JSON file."""
     place = "--config" if argument.lstrip().startswith("{") else argument
     try:
-        values = yaml.safe_load(argument if place == "--config" else Path(argument).read_text(encoding="utf-8"))
+        values = yaml.safe_load(
+            argument if place == "--config" else Path(argument).read_text(encoding="utf-8")
+        )
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{place} cannot be read as YAML or JSON") from error
     if not isinstance(values, dict):

@@ -1,4 +1,5 @@
-"""The GPUs of this machine and of this job. Standard library only: they are looked at before anything is imported that uses them."""
+"""The GPUs of this machine and of this job. Standard library only: they are looked at before anything is
+imported that uses them."""
 
 from __future__ import annotations
 
@@ -9,27 +10,32 @@ NO_DEVICE = ("", "-1", "NoDevFiles")
 
 
 def given_devices() -> list[str]:
-    """The devices that CUDA_VISIBLE_DEVICES gives to this process; none where it does not say, or hides all from a run on the CPU."""
+    """The devices that CUDA_VISIBLE_DEVICES gives to this process; none where it does not say, or hides all
+    from a run on the CPU."""
     names = (name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
     return [name for name in names if name not in NO_DEVICE]
 
 
 def smallest_memory() -> int | None:
-    """Bytes of the smallest GPU of this machine, None where there is none: the check often runs on a machine without."""
+    """Bytes of the smallest GPU of this machine, None where there is none: the check often runs on a machine
+    without."""
     return min((int(line) << 20 for line in _query("memory.total")), default=None)
 
 
 def take_own_devices(stripe: int, jobs: int, tensor_parallel: int) -> None:
-    """On a machine whose devices are enough for all stripes, keep this process and its children on this stripe's own.
+    """On a machine whose devices are enough for all stripes, keep this process and its children on this
+    stripe's own.
 
-    SLURM has given each job its own. Elsewhere, with fewer devices than all stripes need, each stripe is taken to run where the
-    others do not.
+    SLURM has given each job its own. Elsewhere, with fewer devices than all stripes need, each stripe is
+    taken to run where the others do not.
     """
     if jobs == 1 or "SLURM_JOB_ID" in os.environ:
         return
     devices = given_devices() if "CUDA_VISIBLE_DEVICES" in os.environ else _query("index")
     if len(devices) >= jobs * tensor_parallel:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[stripe * tensor_parallel : (stripe + 1) * tensor_parallel])
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+            devices[stripe * tensor_parallel : (stripe + 1) * tensor_parallel]
+        )
 
 
 def _query(field: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""The errors of this package and the one way to report any error. Standard library only: the gates import it."""
+"""The errors of this package and the one way to report any error. Standard library only: the gates import
+it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class EngineError(Eagle3DataError):
 
 
 def message_of(error: BaseException) -> str:
-    """The error's message, never empty: `str` of many errors (a bare assert, a dead process) is the empty string."""
+    """The error's message, never empty: `str` of many errors (a bare assert, a dead process) is the empty
+    string."""
     return str(error).strip() or repr(error)
 
 
@@ -50,7 +52,8 @@ def headline(error: BaseException) -> str:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """The errors behind `error`, nearest first: explicit causes, else the errors it was raised in the handling of."""
+    """The errors behind `error`, nearest first: explicit causes, else the errors it was raised in the
+    handling of."""
     chain: list[BaseException] = []
     current: BaseException | None = error
     while current is not None:
@@ -62,7 +65,8 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The system's error number, also of libraries in Rust (safetensors), which tell it in words: "... (os error 28)"."""
+    """The system's error number, also of libraries in Rust (safetensors), which tell it in words: "... (os
+    error 28)"."""
     if isinstance(error, OSError):
         return error.errno
     found = OS_ERROR.search(str(error))
@@ -72,8 +76,9 @@ def errno_of(error: BaseException) -> int | None:
 def describe_exception(error: BaseException) -> dict[str, Any]:
     """A JSON-ready failure description that is never empty.
 
-    Returns a dict with `class`, `message`, `notes` (list of str), `causes` (list of "Type: message", nearest first),
-    `errno` (int or None) and `traceback` (str; for an error received from another process, that process's text).
+    Returns a dict with `class`, `message`, `notes` (list of str), `causes` (list of "Type: message", nearest
+    first), `errno` (int or None) and `traceback` (str; for an error received from another process, that
+    process's text).
     """
     chain = [error, *causes_of(error)]
     return {
@@ -86,9 +91,19 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
     }
 
 
-def describe_situation(kind: type[Eagle3DataError], message: str, *, traceback: str = "", causes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A failure description of something that was not raised here: a dead process, a missing file, a time-out."""
-    return {"class": kind.__name__, "message": message, "notes": [], "causes": list(causes), "errno": None, "traceback": traceback}
+def describe_situation(
+    kind: type[Eagle3DataError], message: str, *, traceback: str = "", causes: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A failure description of something that was not raised here: a dead process, a missing file, a
+    time-out."""
+    return {
+        "class": kind.__name__,
+        "message": message,
+        "notes": [],
+        "causes": list(causes),
+        "errno": None,
+        "traceback": traceback,
+    }
 
 
 def failure_headline(failure: dict[str, Any]) -> str:
@@ -98,7 +113,8 @@ def failure_headline(failure: dict[str, Any]) -> str:
 
 
 def render_failure(failure: dict[str, Any]) -> str:
-    """A failure description as text: headline, causes, notes, the remedy where one is known, then the traceback."""
+    """A failure description as text: headline, causes, notes, the remedy where one is known, then the
+    traceback."""
     lines = [f"{failure['class']}: {failure['message']}"]
     lines += [f"  caused by {cause}" for cause in failure.get("causes", ())]
     lines += [f"  note: {note}" for note in failure.get("notes", ())]

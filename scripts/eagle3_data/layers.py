@@ -1,6 +1,6 @@
-"""Layer ids: one convention everywhere, vLLM's. Id k is the residual stream after k decoder layers; 0 the embeddings;
-L, the number of decoder layers, the state after the last layer and before the final norm. Other conventions are translated
-here and nowhere else."""
+"""Layer ids: one convention everywhere, vLLM's. Id k is the residual stream after k decoder layers; 0 the
+embeddings; L, the number of decoder layers, the state after the last layer and before the final norm. Other
+conventions are translated here and nowhere else."""
 
 from __future__ import annotations
 
@@ -25,35 +25,74 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int | None) -> list
     problems = []
     if repeated := sorted({k for k in layers if list(layers).count(k) > 1}):
         problems.append(
-            ("duplicate-layer", f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures a layer once and dies in the first forward pass")
+            (
+                "duplicate-layer",
+                (
+                    f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures a layer once and"
+                    " dies in the first forward pass"
+                ),
+            )
         )
     if num_hidden_layers is None:
         if negative := sorted({k for k in layers if k < 0}):
-            problems.append(("layer-out-of-range", f"layer id {', '.join(map(str, negative))} is below 0, the embeddings"))
+            problems.append(
+                ("layer-out-of-range", f"layer id {', '.join(map(str, negative))} is below 0, the embeddings")
+            )
     elif outside := sorted({k for k in layers if not 0 <= k <= num_hidden_layers}):
         problems.append(
             (
                 "layer-out-of-range",
-                f"layer id {', '.join(map(str, outside))} is outside 0..{num_hidden_layers} (the model has {num_hidden_layers} decoder layers)",
+                (
+                    f"layer id {', '.join(map(str, outside))} is outside 0..{num_hidden_layers} (the model"
+                    f" has {num_hidden_layers} decoder layers)"
+                ),
             )
         )
     if list(layers) != sorted(layers):
-        problems.append(("layers-not-ascending", "vLLM returns states in ascending order of layer id, whatever is asked; list the ids ascending"))
+        problems.append(
+            (
+                "layers-not-ascending",
+                (
+                    "vLLM returns states in ascending order of layer id, whatever is asked; list the ids"
+                    " ascending"
+                ),
+            )
+        )
     if num_hidden_layers is not None and num_hidden_layers not in layers:
         problems.append(
-            ("last-layer-missing", f"trainers take the last slot as the source of the targets, so the last layer, {num_hidden_layers}, must be among the ids")
+            (
+                "last-layer-missing",
+                (
+                    "trainers take the last slot as the source of the targets, so the last layer,"
+                    f" {num_hidden_layers}, must be among the ids"
+                ),
+            )
         )
     return problems
 
 
-def resolve_layers(requested: Sequence[int] | None, convention: str, num_hidden_layers: int) -> tuple[int, ...]:
+def resolve_layers(
+    requested: Sequence[int] | None, convention: str, num_hidden_layers: int
+) -> tuple[int, ...]:
     """The layer ids in vLLM's convention; `requested` None means the default.
 
-    Raises ConfigError naming every problem. Source: the capture loops of vLLM's model classes and of speculators 0.3.
+    Raises ConfigError naming every problem. Source: the capture loops of vLLM's model classes and of
+    speculators 0.3.
     """
-    layers = default_layers(num_hidden_layers) if requested is None else tuple(k + OFFSETS[convention] for k in requested)
+    layers = (
+        default_layers(num_hidden_layers)
+        if requested is None
+        else tuple(k + OFFSETS[convention] for k in requested)
+    )
     if problems := layer_problems(layers, num_hidden_layers):
         told = f"layers {list(layers)} of a {num_hidden_layers}-layer model (vLLM's convention):"
-        hint = "" if requested is not None else f"\n  the default layers do not fit so shallow a model; set extraction.layers, such as [1, {num_hidden_layers}]"
+        hint = (
+            ""
+            if requested is not None
+            else (
+                "\n  the default layers do not fit so shallow a model; set extraction.layers, such as [1,"
+                f" {num_hidden_layers}]"
+            )
+        )
         raise ConfigError(told + "".join(f"\n  {name}: {message}" for name, message in problems) + hint)
     return layers

@@ -21,7 +21,11 @@ class Progress:
         self._what, self._unit, self._total = what, unit, total
         self._done = self._tokens = self._failed = 0
         self._started = self._last_line = time.monotonic()
-        self._bar = tqdm(total=total or None, desc=what, unit=f" {unit}", dynamic_ncols=True) if sys.stderr.isatty() else None
+        self._bar = (
+            tqdm(total=total or None, desc=what, unit=f" {unit}", dynamic_ncols=True)
+            if sys.stderr.isatty()
+            else None
+        )
 
     def add(self, done: int = 1, *, tokens: int = 0, failed: int = 0) -> None:
         self._done += done
@@ -35,7 +39,11 @@ class Progress:
 
     def _rates(self) -> str:
         elapsed_s = max(time.monotonic() - self._started, 1e-9)
-        tokens = f"{self._tokens / elapsed_s:,.0f} tokens/s" if self._tokens else f"{self._done / elapsed_s:,.0f} {self._unit}/s"
+        tokens = (
+            f"{self._tokens / elapsed_s:,.0f} tokens/s"
+            if self._tokens
+            else f"{self._done / elapsed_s:,.0f} {self._unit}/s"
+        )
         return tokens + (f", {self._failed} failed" if self._failed else "")
 
     def _line(self) -> None:
@@ -50,7 +58,9 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.close()
         else:

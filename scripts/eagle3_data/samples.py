@@ -34,17 +34,25 @@ class SampleFile:
         try:
             self._file = pq.ParquetFile(path)
         except (OSError, ValueError) as error:  # pyarrow's errors derive from these
-            raise InputError(f"{path} is not a readable Parquet file; delete it and run the same command again") from error
+            raise InputError(
+                f"{path} is not a readable Parquet file; delete it and run the same command again"
+            ) from error
 
     def names(self, row_group: int) -> list[SampleName]:
         """Ids and keys of a batch, without its tokens."""
         table = self._file.read_row_group(row_group, columns=["sample_id", "key"])
-        return [SampleName(*row) for row in zip(table["sample_id"].to_pylist(), table["key"].to_pylist(), strict=True)]
+        return [
+            SampleName(*row)
+            for row in zip(table["sample_id"].to_pylist(), table["key"].to_pylist(), strict=True)
+        ]
 
     def samples(self, row_group: int) -> list[Sample]:
         table = self._file.read_row_group(row_group, columns=["sample_id", "key", "input_ids", "loss_mask"])
         columns = (table[name].to_pylist() for name in ("sample_id", "key", "input_ids", "loss_mask"))
-        return [Sample(sample_id, key, tuple(ids), tuple(mask)) for sample_id, key, ids, mask in zip(*columns, strict=True)]
+        return [
+            Sample(sample_id, key, tuple(ids), tuple(mask))
+            for sample_id, key, ids, mask in zip(*columns, strict=True)
+        ]
 
     def all_names(self, without: Collection[str] = ()) -> Iterator[SampleName]:
         """Names in training order but for the keys of `without`, one batch in memory."""

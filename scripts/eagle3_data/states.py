@@ -1,7 +1,7 @@
 """Reading hidden states straight from safetensors files with numpy, without torch.
 
-The safetensors format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header, raw data.
-numpy has no bfloat16, so states stay in their bits until a check needs numbers.
+The safetensors format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON
+header, raw data. numpy has no bfloat16, so states stay in their bits until a check needs numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True)
 class States:
-    """A sample's states, mapped from the file: `bits` [T, L, H] unsigned integers of the dtype's width, `token_ids` [T] int64."""
+    """A sample's states, mapped from the file: `bits` [T, L, H] unsigned integers of the dtype's width,
+    `token_ids` [T] int64."""
 
     dtype: str
     bits: np.ndarray
@@ -53,7 +54,10 @@ def open_states(path: Path) -> States:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
         states, ids = header["hidden_states"], header["token_ids"]
         if states["dtype"] not in BITS or ids["dtype"] != "I64":
-            raise ValueError(f"hidden_states are {states['dtype']}, token_ids {ids['dtype']}; expected {' or '.join(BITS)}, and I64")
+            raise ValueError(
+                f"hidden_states are {states['dtype']}, token_ids {ids['dtype']}; expected"
+                f" {' or '.join(BITS)}, and I64"
+            )
         return States(
             states["dtype"],
             _tensor(raw, 8 + length, states, BITS[states["dtype"]]),
@@ -78,16 +82,31 @@ def file_checksum(path: Path) -> str:
     return xxhash.xxh3_128_hexdigest(np.memmap(path, dtype=np.uint8, mode="r").data)
 
 
-def structure_problems(states: States, token_ids: Sequence[int], layers: int, hidden_size: int, dtype: str) -> list[tuple[str, str]]:
+def structure_problems(
+    states: States, token_ids: Sequence[int], layers: int, hidden_size: int, dtype: str
+) -> list[tuple[str, str]]:
     """What is wrong with a sample's keys, shapes, dtype or ids, as (id, message)."""
     problems = []
     expected = (len(token_ids), layers, hidden_size)
     if states.bits.shape != expected:
-        problems.append(("wrong-shape", f"hidden_states are {list(states.bits.shape)}, expected [tokens, layers, hidden size] = {list(expected)}"))
+        problems.append(
+            (
+                "wrong-shape",
+                (
+                    f"hidden_states are {list(states.bits.shape)}, expected [tokens, layers, hidden size] ="
+                    f" {list(expected)}"
+                ),
+            )
+        )
     if states.dtype != DTYPES[dtype]:
         problems.append(("wrong-dtype", f"hidden_states are {states.dtype}, expected {DTYPES[dtype]}"))
     if states.token_ids.shape != (len(token_ids),) or not np.array_equal(states.token_ids, token_ids):
-        problems.append(("wrong-token-ids", f"the file's {states.token_ids.size} token ids are not the sample's {len(token_ids)}"))
+        problems.append(
+            (
+                "wrong-token-ids",
+                f"the file's {states.token_ids.size} token ids are not the sample's {len(token_ids)}",
+            )
+        )
     return problems
 
 
@@ -97,16 +116,32 @@ def number_problems(states: States) -> list[tuple[str, str]]:
     bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": []}
     for start, bits in _chunks(states.bits):
         largest = (bits & SIGNLESS[states.dtype]).max(axis=-1)  # [rows, layers]
-        bad["not-finite"] += [(start + int(t), int(k)) for t, k in np.argwhere(largest >= INFINITY[states.dtype])]
+        bad["not-finite"] += [
+            (start + int(t), int(k)) for t, k in np.argwhere(largest >= INFINITY[states.dtype])
+        ]
         bad["all-zero"] += [(start + int(t), int(k)) for t, k in np.argwhere(largest == 0)]
     for name, places in bad.items():
         if places:
             told = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
-            problems.append((name, f"{len(places)} state rows are {name.replace('-', ' ')}: {told}{' ...' if len(places) > 3 else ''}"))
+            problems.append(
+                (
+                    name,
+                    (
+                        f"{len(places)} state rows are {name.replace('-', ' ')}:"
+                        f" {told}{' ...' if len(places) > 3 else ''}"
+                    ),
+                )
+            )
     if len(states.bits) > 1 and len(set(states.token_ids.tolist())) > 1:
-        constant = [slot for slot in range(states.bits.shape[1]) if (states.bits[:, slot] == states.bits[0, slot]).all()]
+        constant = [
+            slot
+            for slot in range(states.bits.shape[1])
+            if (states.bits[:, slot] == states.bits[0, slot]).all()
+        ]
         if constant:
-            problems.append(("constant", f"slot {', '.join(map(str, constant))} has the same state at every token"))
+            problems.append(
+                ("constant", f"slot {', '.join(map(str, constant))} has the same state at every token")
+            )
     return problems
 
 

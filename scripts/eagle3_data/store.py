@@ -1,12 +1,13 @@
 """The content-addressed store: `<root>/<extraction_id>/<kk>/<key>.safetensors` and its sidecar `<key>.json`.
 
-A sample is in the store when both files are there. Commit order: the states are complete under a name below `incoming/`,
-checked, and forced to the disk; then the sidecar is written beside them, forced to the disk and renamed into place; last the
-states are. So a reader never sees a torn file, and a states file without a sidecar does not exist, whatever is killed and
-whenever the power fails. Directories are not forced to the disk: after a power failure a sample may be absent, and is then
-extracted anew, but never torn. Two writers of one key: the first wins, the second's states are thrown away, since the
-sidecar holds the checksum of exactly one of them. What is unfinished lies in its writer's folder below `incoming/`, nowhere
-else, so what a killed writer left is found without a look at the shelves. Standard library only.
+A sample is in the store when both files are there. Commit order: the states are complete under a name below
+`incoming/`, checked, and forced to the disk; then the sidecar is written beside them, forced to the disk and
+renamed into place; last the states are. So a reader never sees a torn file, and a states file without a
+sidecar does not exist, whatever is killed and whenever the power fails. Directories are not forced to the
+disk: after a power failure a sample may be absent, and is then extracted anew, but never torn. Two writers of
+one key: the first wins, the second's states are thrown away, since the sidecar holds the checksum of exactly
+one of them. What is unfinished lies in its writer's folder below `incoming/`, nowhere else, so what a killed
+writer left is found without a look at the shelves. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 from eagle3_data.records import find_json, read_json, write_json
 
 OWNER = "owner.json"
-"""In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few seconds."""
+"""In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few
+seconds."""
 ABANDONED_S = 900.0
 """What nobody has renewed for so long was left by a process that is gone, wherever it ran."""
 
@@ -43,14 +45,17 @@ class Store:
         return self.directory / key[:2] / f"{key}.json"
 
     def open_incoming(self, writer: str, owner: dict[str, Any]) -> Path:
-        """Make the folder where `writer` (a pass and stripe) has its engine put states before they are committed."""
+        """Make the folder where `writer` (a pass and stripe) has its engine put states before they are
+        committed."""
         directory = self.directory / "incoming" / writer
         write_json(directory / OWNER, owner)
         return directory
 
     def abandoned(self, is_alive: Callable[[dict[str, Any]], bool | None]) -> list[Path]:
-        """The folders below `incoming/` whose writer is gone. `is_alive` says of an owner whether it runs, or None if it cannot
-        tell; then the folder is abandoned if nothing in it has changed for ABANDONED_S, as one without an owner is."""
+        """The folders below `incoming/` whose writer is gone. `is_alive` says of an owner whether it runs, or
+        None if it cannot tell; then the folder is abandoned if nothing in it has changed for ABANDONED_S, as
+        one without an owner is.
+        """
         found, now = [], self.now()
         for directory in sorted(self.directory.glob("incoming/*")):
             owner = find_json(directory / OWNER)
@@ -60,15 +65,17 @@ class Store:
         return found
 
     def clean_incoming(self, is_alive: Callable[[dict[str, Any]], bool | None]) -> int:
-        """Remove what writers left behind that are gone (killed); returns how many. Nothing of a living one is touched."""
+        """Remove what writers left behind that are gone (killed); returns how many. Nothing of a living one
+        is touched."""
         removed = self.abandoned(is_alive)
         for directory in removed:
             shutil.rmtree(directory, ignore_errors=True)
         return len(removed)
 
     def now(self) -> float:
-        """The time by the clock that the store's files get theirs from, in seconds since the epoch: on a network file system it
-        is not this machine's. Minus infinity where it cannot be asked, so that nothing seems old."""
+        """The time by the clock that the store's files get theirs from, in seconds since the epoch: on a
+        network file system it is not this machine's. Minus infinity where it cannot be asked, so that nothing
+        seems old."""
         try:
             os.utime(self.directory)  # takes no room on a full disk
             return self.directory.stat().st_mtime
@@ -91,7 +98,8 @@ class Store:
         return read_json(self.sidecar_path(key))
 
     def commit(self, key: str, states: Path, sidecar: dict[str, Any]) -> bool:
-        """Take in complete, checked states that lie on the store's file system. False: another writer was first."""
+        """Take in complete, checked states that lie on the store's file system. False: another writer was
+        first."""
         with open(states, "rb") as file:
             os.fsync(file.fileno())
         with self._locked(key):
@@ -106,8 +114,8 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Alone with a shelf, among threads, processes and, where the file system passes locks on, machines. The kernel frees
-        the lock of a process that dies."""
+        """Alone with a shelf, among threads, processes and, where the file system passes locks on, machines.
+        The kernel frees the lock of a process that dies."""
         lock = self.directory / key[:2] / ".lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
         with open(lock, "wb") as file:
@@ -116,7 +124,8 @@ class Store:
             yield
 
     def quarantine(self, key: str, reason: str) -> None:
-        """Take a rejected sample out of the store, kept aside with the reason, so that the next pass extracts it anew."""
+        """Take a rejected sample out of the store, kept aside with the reason, so that the next pass extracts
+        it anew."""
         place = self.directory / "quarantine"
         place.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S")
@@ -128,11 +137,16 @@ class Store:
 
 def _keys_of(shelf: Path) -> set[str]:
     names = {entry.name for entry in os.scandir(shelf)}
-    return {name.removesuffix(".safetensors") for name in names if name.endswith(".safetensors") and f"{name.removesuffix('.safetensors')}.json" in names}
+    return {
+        name.removesuffix(".safetensors")
+        for name in names
+        if name.endswith(".safetensors") and f"{name.removesuffix('.safetensors')}.json" in names
+    }
 
 
 def last_change(path: Path) -> float:
-    """Modification time of a file, or the newest in a directory; that of something that has just gone is infinitely new."""
+    """Modification time of a file, or the newest in a directory; that of something that has just gone is
+    infinitely new."""
     try:
         return max(inner.stat().st_mtime for inner in (path, *path.rglob("*")))
     except FileNotFoundError:

@@ -1,7 +1,9 @@
-"""What the workflow must know of the target model, read from its checkpoint directory alone. Standard library only.
+"""What the workflow must know of the target model, read from its checkpoint directory alone. Standard library
+only.
 
-Nothing is loaded: config.json, the names and sizes of the weight files, and hashes of blocks of them. So this takes
-seconds for a checkpoint of any size, and every fault of a checkpoint that can be seen on the disk is named here.
+Nothing is loaded: config.json, the names and sizes of the weight files, and hashes of blocks of them. So this
+takes seconds for a checkpoint of any size, and every fault of a checkpoint that can be seen on the disk is
+named here.
 """
 
 from __future__ import annotations
@@ -55,22 +57,32 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def architectures_of(config: dict[str, Any]) -> list[str]:
-    """The class names a config.json gives, its own or those of its language model; may be empty. Raises InputError where they are no list of names."""
+    """The class names a config.json gives, its own or those of its language model; may be empty. Raises
+    InputError where they are no list of names."""
     given = config.get("architectures") or text_config(config).get("architectures") or []
     if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
-        raise InputError(f'config.json: architectures must be a list of class names, such as ["LlamaForCausalLM"], not {given!r}')
+        raise InputError(
+            'config.json: architectures must be a list of class names, such as ["LlamaForCausalLM"], not'
+            f" {given!r}"
+        )
     return given
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory. Raises InputError."""
     if not directory.is_dir():
-        raise InputError(f"target.path: there is no directory {directory}; download the checkpoint there first, or correct the path")
+        raise InputError(
+            f"target.path: there is no directory {directory}; download the checkpoint there first, or correct"
+            " the path"
+        )
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{directory} has no config.json, so it is no model checkpoint; target.path must be the directory that holds it") from None
+        raise InputError(
+            f"{directory} has no config.json, so it is no model checkpoint; target.path must be the directory"
+            " that holds it"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as JSON; download the checkpoint again") from error
     if not isinstance(config, dict):
@@ -79,7 +91,8 @@ def read_model_config(directory: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files in name order. Raises InputError if a file its index names is absent or empty."""
+    """The checkpoint's safetensors files in name order. Raises InputError if a file its index names is absent
+    or empty."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -90,15 +103,21 @@ def weight_files(directory: Path) -> list[Path]:
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise InputError(f"{directory} holds no safetensors weights; convert the checkpoint to safetensors first")
+        raise InputError(
+            f"{directory} holds no safetensors weights; convert the checkpoint to safetensors first"
+        )
     if bad := [file.name for file in files if not file.is_file() or file.stat().st_size < 10]:
         told = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
-        raise InputError(f"{directory}: {len(bad)} of {len(files)} weight files are missing or empty, download them again: {told}")
+        raise InputError(
+            f"{directory}: {len(bad)} of {len(files)} weight files are missing or empty, download them again:"
+            f" {told}"
+        )
     return files
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash of a weight file: of all of it up to 64 MiB, else of its safetensors header and 16 blocks of 1 MiB evenly spaced."""
+    """Hash of a weight file: of all of it up to 64 MiB, else of its safetensors header and 16 blocks of 1 MiB
+    evenly spaced."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         if size <= WHOLE_FILE_BYTES:
@@ -112,18 +131,27 @@ def file_fingerprint(path: Path) -> str:
 
 
 def describe_target(path: str) -> TargetDescription:
-    """Describe the checkpoint in directory `path`. Raises InputError naming what is missing and what to do."""
+    """Describe the checkpoint in directory `path`. Raises InputError naming what is missing and what to
+    do."""
     directory = Path(path)
     config = read_model_config(directory)
     text = text_config(config)
-    absent = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if not isinstance(text.get(key), int)]
+    absent = [
+        key
+        for key in ("num_hidden_layers", "hidden_size", "vocab_size")
+        if not isinstance(text.get(key), int)
+    ]
     if absent:
         raise InputError(
-            f"{directory}/config.json lacks {', '.join(absent)} (looked in text_config where there is one); this is not a decoder language model's checkpoint"
+            f"{directory}/config.json lacks {', '.join(absent)} (looked in text_config where there is one);"
+            " this is not a decoder language model's checkpoint"
         )
     files = weight_files(directory)
     if not any((directory / name).exists() for name in TOKENIZER_FILES):
-        raise InputError(f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files there")
+        raise InputError(
+            f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files"
+            " there"
+        )
     code = sorted(directory.glob("*.py"))
     architectures = architectures_of(config) or ["unknown"]
     quantization = text.get("quantization_config") or config.get("quantization_config") or {}

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from eagle3_data.errors import ConfigError
 
 
-def draft_vocabulary_map(frequencies: NDArray[np.int64], draft_vocab_size: int, always: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def draft_vocabulary_map(
+    frequencies: NDArray[np.int64], draft_vocab_size: int, always: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The map between draft and target vocabulary, in the format of speculators 0.9.
 
-    `frequencies` [V]: how often each target token is trained; `always`: target ids that must be in, whatever their frequency.
-    Returns `d2t` int64 [N], offsets: target id = i + d2t[i], ascending; and `t2d` bool [V] with sum N. N = draft_vocab_size.
-    If fewer than N distinct tokens occur, the lowest unused ids fill the rest.
-    Raises ConfigError if N exceeds V or cannot hold `always`.
+    `frequencies` [V]: how often each target token is trained; `always`: target ids that must be in, whatever
+    their frequency. Returns `d2t` int64 [N], offsets: target id = i + d2t[i], ascending; and `t2d` bool [V]
+    with sum N. N = draft_vocab_size. If fewer than N distinct tokens occur, the lowest unused ids fill the
+    rest. Raises ConfigError if N exceeds V or cannot hold `always`.
     """
     from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 
@@ -25,14 +27,19 @@ def draft_vocabulary_map(frequencies: NDArray[np.int64], draft_vocab_size: int, 
     required = sorted(set(always))
     if draft_vocab_size > target_vocab_size:
         raise ConfigError(
-            f"training_set.draft_vocab_size is {draft_vocab_size}, more than the target's vocabulary ({target_vocab_size}); choose less or leave it out"
+            f"training_set.draft_vocab_size is {draft_vocab_size}, more than the target's vocabulary"
+            f" ({target_vocab_size}); choose less or leave it out"
         )
     if draft_vocab_size < len(required):
         raise ConfigError(
-            f"training_set.draft_vocab_size is {draft_vocab_size}, but the target has {len(required)} special and end tokens, which must all be in; choose more"
+            f"training_set.draft_vocab_size is {draft_vocab_size}, but the target has {len(required)} special"
+            " and end tokens, which must all be in; choose more"
         )
     if required and not 0 <= required[0] <= required[-1] < target_vocab_size:
-        raise ConfigError(f"special token ids reach from {required[0]} to {required[-1]}, outside the target's vocabulary of {target_vocab_size}")
+        raise ConfigError(
+            f"special token ids reach from {required[0]} to {required[-1]}, outside the target's vocabulary"
+            f" of {target_vocab_size}"
+        )
     counts = {int(token): int(frequencies[token]) for token in np.flatnonzero(frequencies)}
     most = max(counts.values(), default=0)
     counts |= dict.fromkeys(required, most + 1)
@@ -41,7 +48,10 @@ def draft_vocabulary_map(frequencies: NDArray[np.int64], draft_vocab_size: int, 
 
 
 def special_token_ids(tokenizer: Any, stop_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Ids of a tokenizer's special tokens and of `stop_ids`, ascending. Ids the model has no embedding for are left out."""
+    """Ids of a tokenizer's special tokens and of `stop_ids`, ascending. Ids the model has no embedding for
+    are left out."""
     decoder = getattr(tokenizer, "added_tokens_decoder", {})
     special = {i for i, token in decoder.items() if getattr(token, "special", False)}
-    return tuple(sorted(i for i in special | set(tokenizer.all_special_ids) | set(stop_ids) if 0 <= i < vocab_size))
+    return tuple(
+        sorted(i for i in special | set(tokenizer.all_special_ids) | set(stop_ids) if 0 <= i < vocab_size)
+    )

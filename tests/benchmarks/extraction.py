@@ -1,20 +1,25 @@
-"""How fast our extraction pass is, beside plain prefill and beside `vllm serve` with `speculators generate-offline-data`.
+"""How fast our extraction pass is, beside plain prefill and beside `vllm serve` with `speculators
+generate-offline-data`.
 
     python tests/benchmarks/extraction.py --samples 48 --tokens 512 --repeat 2 --output extraction.json
 
-On the CPU, with a random Llama and random tokens, both made on the spot. All three get the same engine arguments, the same cores,
-and a fresh engine each time (its first, slower steps are in each rate). They are measured in turn, in alternating order, and compared
-within each turn. Behind each rate stands how many cores other processes kept busy meanwhile. A rate is
+On the CPU, with a random Llama and random tokens, both made on the spot. All three get the same engine
+arguments, the same cores, and a fresh engine each time (its first, slower steps are in each rate). They are
+measured in turn, in alternating order, and compared within each turn. Behind each rate stands how many cores
+other processes kept busy meanwhile. A rate is
 
-  ours         tokens_extracted / extraction_s of the ledger: every sample computed, written, checked, hashed and in the store
+  ours         tokens_extracted / extraction_s of the ledger: every sample computed, written, checked, hashed
+               and in the store
   plain        one `LLM.generate` in process with max_tokens=1: no extraction, no connector, nothing written
-  speculators  by its own timing: requests sent, states written and moved, nothing checked; the load of its libraries not counted
+  speculators  by its own timing: requests sent, states written and moved, nothing checked; the load of its
+  libraries not counted
 
-The cores are given explicitly (VLLM_CPU_OMP_THREADS_BIND), since by default vLLM keeps one core from a plain engine and two from one
-with a connector; where there are only two, it then keeps none. So with the defaults, plain prefill is the slower one there.
+The cores are given explicitly (VLLM_CPU_OMP_THREADS_BIND), since by default vLLM keeps one core from a plain
+engine and two from one with a connector; where there are only two, it then keeps none. So with the defaults,
+plain prefill is the slower one there.
 
-Last, the peak memory of an extraction pass with its whole process tree (sum of the proportional set sizes), for some samples and for
-ten times as many.
+Last, the peak memory of an extraction pass with its whole process tree (sum of the proportional set sizes),
+for some samples and for ten times as many.
 """
 
 from __future__ import annotations
@@ -90,13 +95,18 @@ class Bench:
             "target": {"path": str(self.target)},
             "data": {"sources": [{"path": str(self.work / "rows.jsonl"), "layout": "tokens"}]},
             "tokenization": {"max_length": self.tokens},
-            "extraction": {"engine_arguments": ENGINE_ARGUMENTS, "store": str(store), "in_flight_tokens": max(65_536, self.tokens)},
+            "extraction": {
+                "engine_arguments": ENGINE_ARGUMENTS,
+                "store": str(store),
+                "in_flight_tokens": max(65_536, self.tokens),
+            },
             "compatibility": {"canary": "off"},
         }
         return json.dumps(sections)
 
     def make_run(self, samples: int) -> tuple[Path, str]:
-        """A fresh run's directory with target.json and tokens/, and its configuration with a store of its own."""
+        """A fresh run's directory with target.json and tokens/, and its configuration with a store of its
+        own."""
         self._count += 1
         place = self.work / f"run-{self._count}"
         results, config = place / "results/bench", self.config(place / "store")
@@ -108,16 +118,36 @@ class Bench:
         draw = random.Random(samples)
         with (self.work / "rows.jsonl").open("w", encoding="utf-8") as file:
             for number in range(samples):
-                file.write(json.dumps({"id": number, "input_ids": [draw.randrange(300, 2000) for _ in range(self.tokens)]}) + "\n")
+                file.write(
+                    json.dumps(
+                        {"id": number, "input_ids": [draw.randrange(300, 2000) for _ in range(self.tokens)]}
+                    )
+                    + "\n"
+                )
         self.script("describe_target", "--target", self.target, "--output", results / "target.json")
-        self.script("tokenize_dataset", "--config", config, "--target", results / "target.json", "--output-dir", results / "tokens", "--processes", 1)
+        self.script(
+            "tokenize_dataset",
+            "--config",
+            config,
+            "--target",
+            results / "target.json",
+            "--output-dir",
+            results / "tokens",
+            "--processes",
+            1,
+        )
         shutil.copytree(results, tokenized)
         return results, config
 
     def start_script(self, name: str, *arguments: Any) -> subprocess.Popen[str]:
         log = self.work / f"run-{self._count}" / f"{name}.log"
         with log.open("w", encoding="utf-8") as stderr:
-            return subprocess.Popen([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)], stdout=stderr, stderr=stderr, text=True)
+            return subprocess.Popen(
+                [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)],
+                stdout=stderr,
+                stderr=stderr,
+                text=True,
+            )
 
     def script(self, name: str, *arguments: Any) -> None:
         self.check(name, self.start_script(name, *arguments).wait())
@@ -125,7 +155,9 @@ class Bench:
     def check(self, name: str, code: int) -> None:
         if code:
             logs = sorted((self.work / f"run-{self._count}").glob("*.log"))
-            tails = "\n".join(f"--- {log.name}\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}" for log in logs)
+            tails = "\n".join(
+                f"--- {log.name}\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}" for log in logs
+            )
             raise RuntimeError(f"{name} ended with {code}\n{tails}")
 
     # ---- what is measured
@@ -141,7 +173,9 @@ class Bench:
     def read_ledger(self, ledger: Path, samples: int) -> float:
         record = json.loads(ledger.read_text(encoding="utf-8"))
         if record["samples_extracted"] != samples:
-            raise RuntimeError(f"{record['samples_extracted']} of {samples} samples were extracted: {record['failure']}")
+            raise RuntimeError(
+                f"{record['samples_extracted']} of {samples} samples were extracted: {record['failure']}"
+            )
         return record["tokens_extracted"] / record["extraction_s"]
 
     def ours(self) -> float:
@@ -154,7 +188,9 @@ class Bench:
         figure = results.parents[1] / "plain.json"
         with (results.parents[1] / "plain.log").open("w", encoding="utf-8") as log:
             command = [sys.executable, __file__, "--child", str(results), config, str(figure)]
-            self.check("plain prefill", subprocess.run(command, stdout=log, stderr=log, check=False).returncode)
+            self.check(
+                "plain prefill", subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+            )
         return json.loads(figure.read_text(encoding="utf-8"))["tokens_per_s"]
 
     def speculators(self) -> float:
@@ -163,13 +199,29 @@ class Bench:
         data, output, log = place / "dataset", place / "hidden_states", place / "speculators.log"
         save_dataset(results, data)
         with serving(config, results, place) as endpoint, log.open("w", encoding="utf-8") as stderr:
-            fixed = ["--preprocessed-data", str(data), "--output", str(output), "--endpoint", endpoint, "--fail-on-error"]
+            fixed = [
+                "--preprocessed-data",
+                str(data),
+                "--output",
+                str(output),
+                "--endpoint",
+                endpoint,
+                "--fail-on-error",
+            ]
             command = [sys.executable, "-m", "speculators", "generate-offline-data", *fixed]
-            self.check("speculators", subprocess.run(command, stdout=stderr, stderr=stderr, env={**os.environ, "COLUMNS": "500"}, check=False).returncode)
+            self.check(
+                "speculators",
+                subprocess.run(
+                    command, stdout=stderr, stderr=stderr, env={**os.environ, "COLUMNS": "500"}, check=False
+                ).returncode,
+            )
         written = len(list(output.glob("hs_*.safetensors")))
         elapsed = re.search(r"Timing: ([\d.]+)s elapsed", log.read_text(encoding="utf-8"))
         if written != self.samples or elapsed is None:
-            raise RuntimeError(f"speculators wrote {written} of {self.samples} samples\n{log.read_text(encoding='utf-8')[-4000:]}")
+            raise RuntimeError(
+                f"speculators wrote {written} of {self.samples}"
+                f" samples\n{log.read_text(encoding='utf-8')[-4000:]}"
+            )
         return self.samples * self.tokens / float(elapsed[1])
 
     def peak_bytes(self, samples: int) -> int:
@@ -191,11 +243,22 @@ def engine_settings(config: str, results: Path, states_root: Path) -> Any:
     from eagle3_data.extraction.identity import identify_extraction
     from eagle3_data.target import TargetDescription
 
-    target, extraction = load_section(config, "target", Target), load_section(config, "extraction", Extraction)
+    target, extraction = (
+        load_section(config, "target", Target),
+        load_section(config, "extraction", Extraction),
+    )
     max_length = load_section(config, "tokenization", Tokenization).max_length
     layers = identify_extraction(TargetDescription.read(results / "target.json"), extraction).layers
     return EngineSettings(
-        extraction.engine, target.path, layers, extraction.dtype, 1, max_length, False, str(states_root), arguments=dict(extraction.engine_arguments)
+        extraction.engine,
+        target.path,
+        layers,
+        extraction.dtype,
+        1,
+        max_length,
+        False,
+        str(states_root),
+        arguments=dict(extraction.engine_arguments),
     )
 
 
@@ -209,9 +272,15 @@ def run_plain(results: Path, config: str, figure: Path) -> None:
     arguments = llm_arguments(engine_settings(config, results, results))
     del arguments["speculative_config"], arguments["kv_transfer_config"]
     engine = LLM(**arguments)
-    samples = [list(sample.token_ids) for sample in SampleFile(results / "tokens/samples.parquet").all_samples()]
+    samples = [
+        list(sample.token_ids) for sample in SampleFile(results / "tokens/samples.parquet").all_samples()
+    ]
     started = time.monotonic()
-    outputs = engine.generate([{"prompt_token_ids": ids} for ids in samples], SamplingParams(max_tokens=1, temperature=0.0, detokenize=False), use_tqdm=False)
+    outputs = engine.generate(
+        [{"prompt_token_ids": ids} for ids in samples],
+        SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
+        use_tqdm=False,
+    )
     elapsed_s = time.monotonic() - started
     if len(outputs) != len(samples):
         raise RuntimeError(f"{len(outputs)} of {len(samples)} samples came back")
@@ -225,13 +294,18 @@ def save_dataset(results: Path, directory: Path) -> None:
     from eagle3_data.samples import SampleFile
 
     samples = list(SampleFile(results / "tokens/samples.parquet").all_samples())
-    columns = {"input_ids": [s.token_ids for s in samples], "loss_mask": [s.loss_mask for s in samples], "seq_len": [len(s.token_ids) for s in samples]}
+    columns = {
+        "input_ids": [s.token_ids for s in samples],
+        "loss_mask": [s.loss_mask for s in samples],
+        "seq_len": [len(s.token_ids) for s in samples],
+    }
     datasets.Dataset.from_dict(columns).with_format("torch").save_to_disk(directory)
 
 
 @contextmanager
 def serving(config: str, results: Path, place: Path) -> Iterator[str]:
-    """`vllm serve` with the pass's engine arguments and our connector, ready; gives its endpoint, ends its whole process group."""
+    """`vllm serve` with the pass's engine arguments and our connector, ready; gives its endpoint, ends its
+    whole process group."""
     from eagle3_data.engines.vllm.engine import llm_arguments
 
     states = place / "served"
@@ -248,7 +322,14 @@ def serving(config: str, results: Path, place: Path) -> Iterator[str]:
         options += [f"--{name.replace('_', '-')}", str(arguments[name])]
     for name in ("speculative_config", "kv_transfer_config"):
         options += [f"--{name.replace('_', '-')}", json.dumps(arguments[name])]
-    python_path = os.pathsep.join([str(SCRIPTS), str(Path(__file__).parent), str(with_vllm_metadata(place)), os.environ.get("PYTHONPATH", "")])
+    python_path = os.pathsep.join(
+        [
+            str(SCRIPTS),
+            str(Path(__file__).parent),
+            str(with_vllm_metadata(place)),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    )
     with (place / "server.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", arguments["model"], *options],
@@ -274,14 +355,17 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def with_vllm_metadata(directory: Path) -> Path:
-    """`vllm serve` asks for the metadata of the distribution vllm; where its CPU build is installed under another name, say the same of that."""
+    """`vllm serve` asks for the metadata of the distribution vllm; where its CPU build is installed under
+    another name, say the same of that."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         version = f"{importlib.metadata.version('vllm-cpu')}+cpu"
         info = directory / f"vllm-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8"
+        )
     return directory
 
 
@@ -293,11 +377,14 @@ def wait_until_healthy(server: subprocess.Popen[Any], url: str, log: Path) -> No
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise RuntimeError(f"vllm serve did not start\n{log.read_text(encoding='utf-8', errors='replace')[-6000:]}")
+    raise RuntimeError(
+        f"vllm serve did not start\n{log.read_text(encoding='utf-8', errors='replace')[-6000:]}"
+    )
 
 
 class Others:
-    """How many cores all other processes kept busy meanwhile: where it is not near 0, the rates are not to be believed."""
+    """How many cores all other processes kept busy meanwhile: where it is not near 0, the rates are not to be
+    believed."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -309,7 +396,9 @@ class Others:
     @staticmethod
     def _busy_of_others_s() -> float:
         times = psutil.cpu_times()
-        return times.user + times.nice + times.system - sum(os.times()[:4])  # without this process and its finished children
+        return (
+            times.user + times.nice + times.system - sum(os.times()[:4])
+        )  # without this process and its finished children
 
 
 def compare(bench: Bench, repeat: int, ways: dict[str, Callable[[], float]]) -> dict[str, Any]:
@@ -329,20 +418,37 @@ def compare(bench: Bench, repeat: int, ways: dict[str, Callable[[], float]]) -> 
         beside = ", ".join(f"ours / {name} {found[-1]:.3f}" for name, found in ratios.items())
         print(f"turn {turn + 1}: {told} tokens/s; {beside}", flush=True)
     for name, found in ratios.items():
-        print(f"ours / {name}: median {statistics.median(found):.3f}, from {min(found):.3f} to {max(found):.3f}", flush=True)
+        print(
+            f"ours / {name}: median {statistics.median(found):.3f}, from {min(found):.3f} to"
+            f" {max(found):.3f}",
+            flush=True,
+        )
     return {"tokens_per_s": rates, "ratios": ratios}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=512, help="of each sample")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=2, help="turns; 0 measures memory only")
-    parser.add_argument("--memory-samples", type=int, default=16, help="samples of the smaller pass whose memory is measured; 0 for none")
-    parser.add_argument("--skip", nargs="+", choices=["plain", "speculators"], default=[], help="ways that are not measured")
-    parser.add_argument("--work", type=Path, help="directory for scratch files, on the disk that is to be written to; by default the system's")
+    parser.add_argument(
+        "--memory-samples",
+        type=int,
+        default=16,
+        help="samples of the smaller pass whose memory is measured; 0 for none",
+    )
+    parser.add_argument(
+        "--skip", nargs="+", choices=["plain", "speculators"], default=[], help="ways that are not measured"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        help="directory for scratch files, on the disk that is to be written to; by default the system's",
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -352,11 +458,21 @@ def main() -> None:
     if arguments.child:
         run_plain(Path(arguments.child[0]), arguments.child[1], Path(arguments.child[2]))
         return
-    figures: dict[str, Any] = {name: getattr(arguments, name) for name in ("samples", "tokens", "layers", "width")}
+    figures: dict[str, Any] = {
+        name: getattr(arguments, name) for name in ("samples", "tokens", "layers", "width")
+    }
     with tempfile.TemporaryDirectory(dir=arguments.work) as directory:
         bench = Bench(Path(directory), arguments.samples, arguments.tokens)
         bench.make_target(arguments.layers, arguments.width)
-        ways = {name: way for name, way in (("plain", bench.plain), ("ours", bench.ours), ("speculators", bench.speculators)) if name not in arguments.skip}
+        ways = {
+            name: way
+            for name, way in (
+                ("plain", bench.plain),
+                ("ours", bench.ours),
+                ("speculators", bench.speculators),
+            )
+            if name not in arguments.skip
+        }
         if arguments.repeat:
             figures |= compare(bench, arguments.repeat, ways)
         if arguments.memory_samples:

@@ -1,4 +1,5 @@
-"""Our connector for clients that wait for a lock file, as speculators' do: the file is unlocked when the states are written."""
+"""Our connector for clients that wait for a lock file, as speculators' do: the file is unlocked when the
+states are written."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What a thousand batches cost beside the extraction itself: planning, gates, and a run that finds nothing to do.
+"""What a thousand batches cost beside the extraction itself: planning, gates, and a run that finds nothing to
+do.
 
     PYTHONPATH=scripts:tests python tests/benchmarks/many_batches.py --batches 1000 --output many_batches.json
 
-The samples are tiny and the engine is a fake, so what is measured is Snakemake and our own planning. `--profile` also tells where the
-time of the run that finds nothing to do goes.
+The samples are tiny and the engine is a fake, so what is measured is Snakemake and our own planning.
+`--profile` also tells where the time of the run that finds nothing to do goes.
 """
 
 from __future__ import annotations
@@ -64,16 +65,24 @@ def profile(workflow: Workflow, statistics: Path) -> None:
     """Print where the time of a run goes that has nothing to do, ours and Snakemake's."""
     python, *snakemake = workflow.arguments("extract")
     command = [python, "-m", "cProfile", "-o", str(statistics), *snakemake]
-    subprocess.run(command, cwd=workflow.directory, env=workflow.environment(), capture_output=True, check=True)
-    pstats.Stats(str(statistics)).sort_stats("cumulative").print_stats(r"eagle3_data|snakemake/|\.smk", SHOWN_FUNCTIONS)
+    subprocess.run(
+        command, cwd=workflow.directory, env=workflow.environment(), capture_output=True, check=True
+    )
+    pstats.Stats(str(statistics)).sort_stats("cumulative").print_stats(
+        r"eagle3_data|snakemake/|\.smk", SHOWN_FUNCTIONS
+    )
     pstats.Stats(str(statistics)).sort_stats("tottime").print_stats(SHOWN_FUNCTIONS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--output", type=Path, help="file for the figures (JSON)")
-    parser.add_argument("--profile", type=Path, help="file for cProfile's statistics of the run that finds nothing to do")
+    parser.add_argument(
+        "--profile", type=Path, help="file for cProfile's statistics of the run that finds nothing to do"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="many-batches-") as directory:
         workflow = prepare(Path(directory), arguments.batches)

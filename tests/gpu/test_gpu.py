@@ -17,4 +17,14 @@ pytestmark = pytest.mark.slow
 def test_on_gpus(tmp_path: Path, script: str, tensor_parallel: int) -> None:
     if torch.cuda.device_count() < tensor_parallel:
         pytest.skip("needs a CUDA device" if tensor_parallel == 1 else "needs a CUDA device more")
-    subprocess.run([sys.executable, str(Path(__file__).with_name(script)), "--tensor-parallel", str(tensor_parallel), "--work", str(tmp_path)], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name(script)),
+            "--tensor-parallel",
+            str(tensor_parallel),
+            "--work",
+            str(tmp_path),
+        ],
+        check=True,
+    )

@@ -1,3 +1,19 @@
-from integration.fixtures import demo_run, demo_run_float32, fast, finished, finished_template, tiny_llama, tokenized_template
+from integration.fixtures import (
+    demo_run,
+    demo_run_float32,
+    fast,
+    finished,
+    finished_template,
+    tiny_llama,
+    tokenized_template,
+)
 
-__all__ = ["demo_run", "demo_run_float32", "fast", "finished", "finished_template", "tiny_llama", "tokenized_template"]
+__all__ = [
+    "demo_run",
+    "demo_run_float32",
+    "fast",
+    "finished",
+    "finished_template",
+    "tiny_llama",
+    "tokenized_template",
+]

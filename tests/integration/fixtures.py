@@ -1,4 +1,5 @@
-"""Targets and finished runs, each made once a session: building a demo target and loading vLLM cost half a minute each."""
+"""Targets and finished runs, each made once a session: building a demo target and loading vLLM cost half a
+minute each."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 
 def build_target(name: str, directory: Path, seed: int = 0) -> Path:
     conversations = ROOT / "config/demo/conversations.jsonl"
-    arguments = ["--target", name, "--conversations", str(conversations), "--output", str(directory), "--seed", str(seed)]
+    arguments = [
+        "--target",
+        name,
+        "--conversations",
+        str(conversations),
+        "--output",
+        str(directory),
+        "--seed",
+        str(seed),
+    ]
     subprocess.run([sys.executable, str(ROOT / "scripts/build_demo_target.py"), *arguments], check=True)
     return directory
 
@@ -95,7 +105,9 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Work
 @pytest.fixture(scope="session")
 def demo_run_float32(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
     """The demo in float32, validated: for exact comparison with transformers."""
-    workflow = Workflow(tmp_path_factory.mktemp("demo-float32") / "run", demo_config(tiny_llama, dtype="float32"))
+    workflow = Workflow(
+        tmp_path_factory.mktemp("demo-float32") / "run", demo_config(tiny_llama, dtype="float32")
+    )
     workflow.config["compatibility"] = {"canary": "off"}
     run = workflow.run("validate", timeout=1500)
     assert run.returncode == 0, run.output

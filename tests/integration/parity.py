@@ -14,7 +14,8 @@ from integration.workflow import Workflow
 
 @dataclass(frozen=True)
 class Compared:
-    """One sample. `errors[i][j]`: relative error of stored slot i against the reference state after layer `layers[j]`."""
+    """One sample. `errors[i][j]`: relative error of stored slot i against the reference state after layer
+    `layers[j]`."""
 
     sample: Sample
     layers: list[int]
@@ -27,12 +28,20 @@ class Compared:
 
     def neighbours(self) -> list[float]:
         """Error of each slot against the layers just before and after the one it claims to be."""
-        return [float(self.errors[i, self.layers.index(near)]) for i, k in enumerate(self.slots) for near in (k - 1, k + 1) if near in self.layers]
+        return [
+            float(self.errors[i, self.layers.index(near)])
+            for i, k in enumerate(self.slots)
+            for near in (k - 1, k + 1)
+            if near in self.layers
+        ]
 
 
 def stored_samples(workflow: Workflow) -> list[tuple[Sample, States]]:
     paths = {path.stem: path for path in workflow.directory.glob("results/store/*/??/*.safetensors")}
-    return [(sample, open_states(paths[sample.key])) for sample in SampleFile(workflow.results / "tokens/samples.parquet").all_samples()]
+    return [
+        (sample, open_states(paths[sample.key]))
+        for sample in SampleFile(workflow.results / "tokens/samples.parquet").all_samples()
+    ]
 
 
 def compare(workflow: Workflow, slots: list[int]) -> list[Compared]:
@@ -44,6 +53,8 @@ def compare(workflow: Workflow, slots: list[int]) -> list[Compared]:
         theirs, _ = reference.states(sample.token_ids, layers)
         ours = torch.from_numpy(states.values().copy())
         norms = theirs.norm(dim=(0, 2))
-        errors = torch.stack([(ours[:, i, None] - theirs).norm(dim=(0, 2)) / norms for i in range(len(slots))])
+        errors = torch.stack(
+            [(ours[:, i, None] - theirs).norm(dim=(0, 2)) / norms for i in range(len(slots))]
+        )
         compared.append(Compared(sample, layers, slots, errors))
     return compared

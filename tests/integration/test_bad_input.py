@@ -1,4 +1,5 @@
-"""Bad input under real Snakemake: one clear message that names the place and the remedy, a non-zero exit, nothing half-written."""
+"""Bad input under real Snakemake: one clear message that names the place and the remedy, a non-zero exit,
+nothing half-written."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ BAD: list[tuple[Callable[[Workflow], None], list[str]]] = [
 
 
 @pytest.mark.parametrize(("spoil", "expected"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
-def test_bad_input_is_explained(tmp_path: Path, tiny_llama: Path, spoil: Callable[[Workflow], None], expected: list[str]) -> None:
+def test_bad_input_is_explained(
+    tmp_path: Path, tiny_llama: Path, spoil: Callable[[Workflow], None], expected: list[str]
+) -> None:
     shutil.copytree(tiny_llama, tmp_path / "target")
     write_jsonl(tmp_path / "data.jsonl", [conversation(number) for number in range(10)])
     workflow = Workflow(tmp_path, fast_config(Path("target")))

@@ -1,4 +1,5 @@
-"""The canary through real engines: right for full-size architectures, each fault found by its id, and never a load after it fails."""
+"""The canary through real engines: right for full-size architectures, each fault found by its id, and never a
+load after it fails."""
 
 from __future__ import annotations
 
@@ -15,22 +16,46 @@ from typing import Any
 
 import pytest
 
-from canary_faults import dropped_chunk, layer_off_by_one, post_norm, spoil, swap_samples, swap_states, zeroed_tail
-from eagle3_data.compatibility import canary
-from eagle3_data.compatibility.canary_checks import check
+from canary_faults import (
+    dropped_chunk,
+    layer_off_by_one,
+    post_norm,
+    spoil,
+    swap_samples,
+    swap_states,
+    zeroed_tail,
+)
+from eagle3_data.canary import run as canary
+from eagle3_data.canary.checks import check
 from eagle3_data.engines.base import EngineSettings
-from eagle3_data.head import read_head
+from eagle3_data.validation.head import read_head
 from integration.workflow import ROOT, Workflow
 from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B, write_target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VLLM = "eagle3_data.engines.vllm.engine:VllmEngine"
-SMALL_LLAMA = {**LLAMA_3_1_70B, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 8}
+SMALL_LLAMA = {
+    **LLAMA_3_1_70B,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 8,
+}
 
 
 def settings_for(target: Path, engine: str, states: Path) -> EngineSettings:
-    return EngineSettings(engine, str(target), (2,), "bfloat16", 1, 512, False, str(states), arguments={"enforce_eager": True} if "vllm" in engine else {})
+    return EngineSettings(
+        engine,
+        str(target),
+        (2,),
+        "bfloat16",
+        1,
+        512,
+        False,
+        str(states),
+        arguments={"enforce_eager": True} if "vllm" in engine else {},
+    )
 
 
 def run(tmp_path: Path, target: Path, engine: str, *arguments: str) -> tuple[int, dict[str, Any], float]:
@@ -39,22 +64,38 @@ def run(tmp_path: Path, target: Path, engine: str, *arguments: str) -> tuple[int
     settings = json.dumps(asdict(settings_for(target, engine, tmp_path)))
     paths = ("--work", str(tmp_path / "work"), "--log", str(tmp_path / "engine.log"), "--output", str(output))
     started = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/engines")])}
-    command = [sys.executable, str(ROOT / "scripts/run_canary.py"), "--settings", settings, *paths, *arguments]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/engines")]),
+    }
+    command = [
+        sys.executable,
+        str(ROOT / "scripts/run_canary.py"),
+        "--settings",
+        settings,
+        *paths,
+        *arguments,
+    ]
     code = subprocess.run(command, env=environment, check=False).returncode
     elapsed_s = time.monotonic() - started
     assert not (tmp_path / "work").exists()
-    return code, json.loads((output if code == 0 else output.with_suffix(".failed.json")).read_text()), elapsed_s
+    return (
+        code,
+        json.loads((output if code == 0 else output.with_suffix(".failed.json")).read_text()),
+        elapsed_s,
+    )
 
 
 def processor_s() -> float:
-    """Seconds of the processor that ended children of this process took, and theirs; not vLLM's worker (25 s of a canary's 85), which nobody waits for."""
+    """Seconds of the processor that ended children of this process took, and theirs; not vLLM's worker (25 s
+    of a canary's 85), which nobody waits for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def crowded_s() -> float:
-    """Seconds since the machine started in which some process had to wait for a core; 0 where the kernel does not tell."""
+    """Seconds since the machine started in which some process had to wait for a core; 0 where the kernel does
+    not tell."""
     pressure = Path("/proc/pressure/cpu")
     return int(pressure.read_text().split()[4].removeprefix("total=")) / 1e6 if pressure.exists() else 0.0
 
@@ -66,18 +107,30 @@ def test_a_full_size_architecture_passes_on_real_vllm_within_two_minutes(tmp_pat
     processor_before_s, crowded_before_s = processor_s(), crowded_s()
     code, record, elapsed_s = run(tmp_path, target, VLLM)
     used_s, waited_s = processor_s() - processor_before_s, crowded_s() - crowded_before_s
-    print(f"canary of {name} on the CPU: {elapsed_s:.0f} s, of which the cores were crowded for {waited_s:.0f} s; {used_s:.0f} s of the processor")
+    print(
+        f"canary of {name} on the CPU: {elapsed_s:.0f} s, of which the cores were crowded for {waited_s:.0f}"
+        f" s; {used_s:.0f} s of the processor"
+    )
     assert code == 0, record
-    assert [(finding["id"], finding["level"]) for finding in record["findings"]] == [("canary-quantization", "unknown")]
+    assert [(finding["id"], finding["level"]) for finding in record["findings"]] == [
+        ("canary-quantization", "unknown")
+    ]
     assert 5 < used_s < 120
     assert elapsed_s - waited_s < 120
 
 
 def test_a_target_in_int4_is_proven_in_int4_on_real_vllm(tmp_path):
     quantization = {**KIMI_K2_5["text_config"]["quantization_config"], "ignore": ["lm_head"]}
-    modules = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+    modules = (
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    )
     names = [f"model.layers.0.{module}.weight_packed" for module in modules]
-    code, record, _ = run(tmp_path, write_target(tmp_path / "target", {**SMALL_LLAMA, "quantization_config": quantization}, names), VLLM)
+    code, record, _ = run(
+        tmp_path,
+        write_target(tmp_path / "target", {**SMALL_LLAMA, "quantization_config": quantization}, names),
+        VLLM,
+    )
     assert (code, record["findings"]) == (0, [])
     assert "quantization=compressed-tensors" in (tmp_path / "engine.log").read_text()
 
@@ -96,7 +149,12 @@ def extracted(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canary, "check", keep)
-        assert canary.run_canary(settings_for(target, VLLM, directory), directory / "work", directory / "engine.log") == []
+        assert (
+            canary.run_canary(
+                settings_for(target, VLLM, directory), directory / "work", directory / "engine.log"
+            )
+            == []
+        )
     settings, answers = kept[0]
     return replace(settings, model_path=str(directory / "kept/model")), answers, directory / "kept/states"
 
@@ -117,7 +175,12 @@ def test_a_fault_in_what_real_vllm_extracts_is_found_by_its_id(extracted, tmp_pa
     settings, answers, states = extracted
     for file in states.iterdir():
         shutil.copy(file, tmp_path)
-    answers = [replace(one, request=replace(one.request, states_path=str(tmp_path / Path(one.request.states_path).name))) for one in answers]
+    answers = [
+        replace(
+            one, request=replace(one.request, states_path=str(tmp_path / Path(one.request.states_path).name))
+        )
+        for one in answers
+    ]
     if fault == "layer off by one":
         spoil(answers, layer_off_by_one)
     elif fault == "swapped samples":
@@ -134,15 +197,22 @@ def test_a_fault_in_what_real_vllm_extracts_is_found_by_its_id(extracted, tmp_pa
 
 
 def test_a_faulty_engine_fails_the_script(tmp_path):
-    code, record, _ = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), "canary_engines:LayerOffByOne")
+    code, record, _ = run(
+        tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), "canary_engines:LayerOffByOne"
+    )
     assert code == 1 and record["verdict"] == "fail"
     assert {finding["id"] for finding in record["findings"]} == {"canary-layer"}
 
 
-@pytest.mark.parametrize(("engine", "expected", "deadline_s"), [("SilentStart", "canary-engine-start", 3), ("SilentAtLongSamples", "canary-count", 45)])
+@pytest.mark.parametrize(
+    ("engine", "expected", "deadline_s"),
+    [("SilentStart", "canary-engine-start", 3), ("SilentAtLongSamples", "canary-count", 45)],
+)
 def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, expected, deadline_s):
     arguments = ("--deadline-s", str(deadline_s))
-    code, record, elapsed_s = run(tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), f"canary_engines:{engine}", *arguments)
+    code, record, elapsed_s = run(
+        tmp_path, write_target(tmp_path / "target", SMALL_LLAMA), f"canary_engines:{engine}", *arguments
+    )
     (finding,) = record["findings"]
     assert (code, finding["id"]) == (1, expected)
     assert f"no answer within {deadline_s} s" in finding["title"]
@@ -150,7 +220,9 @@ def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, 
     assert elapsed_s < 600, "the engine itself sleeps for days"
 
 
-def test_an_accepted_canary_finding_lets_the_pass_go_on_and_is_told_in_its_ledger_and_log(fast: Workflow, monkeypatch: pytest.MonkeyPatch):
+def test_an_accepted_canary_finding_lets_the_pass_go_on_and_is_told_in_its_ledger_and_log(
+    fast: Workflow, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     fast.config["compatibility"] = {"canary": "inline", "allow": ["canary-layer"]}
     fast.config["extraction"]["engine"] = "canary_engines:LayerOffByOne"
@@ -163,7 +235,9 @@ def test_an_accepted_canary_finding_lets_the_pass_go_on_and_is_told_in_its_ledge
     key = next(fast.directory.glob("results/store/*/??/*.safetensors"))
     key.unlink()
     again = fast.run("extract")
-    assert "canary: passed before" in fast.log("extract_pass/002/0.log") and "fail (accepted)" in fast.log("extract_pass/002/0.log"), again.output
+    assert "canary: passed before" in fast.log("extract_pass/002/0.log") and "fail (accepted)" in fast.log(
+        "extract_pass/002/0.log"
+    ), again.output
     key.unlink()
     fast.config["compatibility"]["allow"] = []
     refused = fast.run("extract")
@@ -181,6 +255,9 @@ def test_after_a_canary_fails_the_target_is_never_loaded(fast: Workflow, monkeyp
     assert (ledger["model_loads"], ledger["samples_extracted"]) == (0, 0)
     failure = ledger["failure"]
     assert failure["class"] == "CompatibilityError"
-    assert "canary-engine-start" in failure["causes"][0] and "no kernel for head size 192" in failure["causes"][0]
+    assert (
+        "canary-engine-start" in failure["causes"][0]
+        and "no kernel for head size 192" in failure["causes"][0]
+    )
     assert "model loaded in" not in fast.log("extract_pass/001/0.log")
     assert fast.targets() == [] and fast.stored() == {}

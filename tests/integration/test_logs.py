@@ -1,4 +1,5 @@
-"""Whatever happens to a rule's script, its log says so: design of the `shell: exec ... 2> {log}` pattern, tested on every rule."""
+"""Whatever happens to a rule's script, its log says so: design of the `shell: exec ... 2> {log}` pattern,
+tested on every rule."""
 
 from __future__ import annotations
 
@@ -15,24 +16,53 @@ RULES = {
     # rule: (what to delete so that it must run, the target that runs it, its log)
     "describe_target": ("results/test/target.json", "results/test/target.json", "describe_target.log"),
     "tokenize_dataset": ("results/test/tokens", "results/test/tokens/batches.json", "tokenize_dataset.log"),
-    "check_compatibility": ("results/test/compatibility", "results/test/compatibility/report.json", "check_compatibility.log"),
+    "check_compatibility": (
+        "results/test/compatibility",
+        "results/test/compatibility/report.json",
+        "check_compatibility.log",
+    ),
     "extract_pass": ("results/store", "results/test/extraction/batches/00000.json", "extract_pass/002/0.log"),
-    "extract_batch": ("results/test/extraction/batches/00000.json", "results/test/extraction/batches/00000.json", "extract_batch/00000.log"),
-    "validate_batch": ("results/test/validation/00000.json", "results/test/validation/00000.json", "validate_batch/00000.log"),
-    "assemble_training_set": ("results/test/training_set", "results/test/training_set", "assemble_training_set.log"),
+    "extract_batch": (
+        "results/test/extraction/batches/00000.json",
+        "results/test/extraction/batches/00000.json",
+        "extract_batch/00000.log",
+    ),
+    "validate_batch": (
+        "results/test/validation/00000.json",
+        "results/test/validation/00000.json",
+        "validate_batch/00000.log",
+    ),
+    "assemble_training_set": (
+        "results/test/training_set",
+        "results/test/training_set",
+        "assemble_training_set.log",
+    ),
 }
 FAULTS = {
     # fault: (the line put in front of the script, what its log must hold)
-    "broken-import": ("import a_module_that_does_not_exist", "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"),
-    "file-descriptor-2": ("import os, sys; os.write(2, b'straight to descriptor 2'); sys.exit(1)", "straight to descriptor 2"),
-    "killed-child": ("import subprocess; subprocess.run(['sh', '-c', 'kill -9 $$'], check=True)", "died with <Signals.SIGKILL: 9>"),
-    "own-segfault": ("import faulthandler, ctypes; faulthandler.enable(); ctypes.string_at(0)", "Segmentation fault"),
+    "broken-import": (
+        "import a_module_that_does_not_exist",
+        "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'",
+    ),
+    "file-descriptor-2": (
+        "import os, sys; os.write(2, b'straight to descriptor 2'); sys.exit(1)",
+        "straight to descriptor 2",
+    ),
+    "killed-child": (
+        "import subprocess; subprocess.run(['sh', '-c', 'kill -9 $$'], check=True)",
+        "died with <Signals.SIGKILL: 9>",
+    ),
+    "own-segfault": (
+        "import faulthandler, ctypes; faulthandler.enable(); ctypes.string_at(0)",
+        "Segmentation fault",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def assembled(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Workflow) -> Workflow:
-    """The ten conversations through the transformers engine, to the assembled set, run from a copy of the project."""
+    """The ten conversations through the transformers engine, to the assembled set, run from a copy of the
+    project."""
     workflow = tokenized_template.copy(tmp_path_factory.mktemp("assembled") / "run")
     workflow.config["extraction"]["engine"] = TRANSFORMERS_ENGINE
     workflow.copy_project()
@@ -43,7 +73,9 @@ def assembled(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Work
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_that_breaks_leaves_the_reason_in_its_log(assembled: Workflow, tmp_path: Path, rule: str, fault: str) -> None:
+def test_a_rule_that_breaks_leaves_the_reason_in_its_log(
+    assembled: Workflow, tmp_path: Path, rule: str, fault: str
+) -> None:
     gone, target, log = RULES[rule]
     line, expected = FAULTS[fault]
     workflow = assembled.copy(tmp_path / "run")

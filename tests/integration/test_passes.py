@@ -1,4 +1,5 @@
-"""Passes, gates and the store under real Snakemake: what a run plans, what a failure costs, what a rerun does."""
+"""Passes, gates and the store under real Snakemake: what a run plans, what a failure costs, what a rerun
+does."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exact
     assert fast.targets() == ["00000", "00001", "00003", "00004"]
     assert len(fast.stored()) == 9
     log = fast.log("extract_batch/00002.log")
-    for expected in ("this sample is poison", "caused by ValueError: the innermost cause", "Traceback (most recent call last)", "fake_engine.py"):
+    for expected in (
+        "this sample is poison",
+        "caused by ValueError: the innermost cause",
+        "Traceback (most recent call last)",
+        "fake_engine.py",
+    ):
         assert expected in log
     assert "4 of 5 batches extracted" in failed.output
     assert "1 samples: SampleError: this sample is poison" in failed.output
@@ -52,12 +58,18 @@ def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exact
 
 
 def append_a_row(workflow: Workflow) -> list[str]:
-    write_jsonl(workflow.directory / "data.jsonl", [*(conversation(number) for number in range(100, 110)), conversation(500)])
+    write_jsonl(
+        workflow.directory / "data.jsonl",
+        [*(conversation(number) for number in range(100, 110)), conversation(500)],
+    )
     return ["extract"]
 
 
 def edit_a_row(workflow: Workflow) -> list[str]:
-    write_jsonl(workflow.directory / "data.jsonl", [conversation(777), *(conversation(number) for number in range(101, 110))])
+    write_jsonl(
+        workflow.directory / "data.jsonl",
+        [conversation(777), *(conversation(number) for number in range(101, 110))],
+    )
     return ["extract"]
 
 
@@ -90,7 +102,11 @@ CHANGES: list[tuple[Callable[[Workflow], list[str]], list[str], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "passes", "extracted"), CHANGES, ids=["append", "edit", "jobs", "-R", "--forceall", "ledgers", "sample", "target"])
+@pytest.mark.parametrize(
+    ("change", "passes", "extracted"),
+    CHANGES,
+    ids=["append", "edit", "jobs", "-R", "--forceall", "ledgers", "sample", "target"],
+)
 def test_after_a_finished_run_a_change_plans_exactly_its_passes(
     finished: Workflow, change: Callable[[Workflow], list[str]], passes: list[str], extracted: int
 ) -> None:
@@ -135,13 +151,18 @@ def test_a_single_batch_as_target_runs_one_pass_whose_work_the_others_use(fast: 
     assert rest.gates == ["00000", "00001", "00002", "00004"]
 
 
-def test_two_jobs_share_a_pass_and_each_loads_once_on_devices_of_its_own(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_jobs_share_a_pass_and_each_loads_once_on_devices_of_its_own(
+    fast: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast.config["extraction"]["jobs"] = 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     run = fast.run("extract")
     assert run.returncode == 0, run.output
     assert sorted(run.passes) == ["001/0", "001/1"]
-    assert [sorted(ledger["batches"]) for _, ledger in sorted(run.passes.items())] == [["00000", "00002", "00004"], ["00001", "00003"]]
+    assert [sorted(ledger["batches"]) for _, ledger in sorted(run.passes.items())] == [
+        ["00000", "00002", "00004"],
+        ["00001", "00003"],
+    ]
     assert all(ledger["model_loads"] == 1 for ledger in run.passes.values())
     assert [ledger["devices"] for _, ledger in sorted(run.passes.items())] == ["4", "5"]
 
@@ -170,7 +191,11 @@ def test_an_engine_that_does_not_start_fails_every_batch_for_one_recorded_cause(
     assert "10 samples: EngineError: no such device" in run.output
     told = [batch for batch in fast.batches() if "Traceback" in fast.log(f"extract_batch/{batch}.log")]
     assert len(told) == 1, "the cause is told once"
-    assert all(f"told by batch {told[0]}" in fast.log(f"extract_batch/{batch}.log") for batch in fast.batches() if batch not in told)
+    assert all(
+        f"told by batch {told[0]}" in fast.log(f"extract_batch/{batch}.log")
+        for batch in fast.batches()
+        if batch not in told
+    )
 
 
 def test_other_batch_sizes_or_another_run_on_the_same_store_load_no_model(finished: Workflow) -> None:
@@ -190,7 +215,10 @@ def test_other_batch_sizes_or_another_run_on_the_same_store_load_no_model(finish
 
 
 def test_failed_samples_may_be_gone_without_knowingly_and_the_training_set_says_so(fast: Workflow) -> None:
-    fast.config["extraction"] |= {"engine": "faulty_transformers:FaultyTransformersEngine", "max_failed_fraction": 0.5}
+    fast.config["extraction"] |= {
+        "engine": "faulty_transformers:FaultyTransformersEngine",
+        "max_failed_fraction": 0.5,
+    }
     poison = fast.keys("00002")[0]
     fast.faults = {"refuse": {poison: "refused for the test"}}
     run = fast.run("all")
@@ -199,7 +227,12 @@ def test_failed_samples_may_be_gone_without_knowingly_and_the_training_set_says_
     assert [sample["key"] for sample in provenance["left_out"]] == [poison]
     assert provenance["rows"] == 9
     rows = Dataset.load_from_disk(str(fast.results / "training_set"))
-    trained = Counter(token for row in rows for token, mask in zip(row["input_ids"].tolist(), row["loss_mask"].tolist(), strict=True) if mask)
+    trained = Counter(
+        token
+        for row in rows
+        for token, mask in zip(row["input_ids"].tolist(), row["loss_mask"].tolist(), strict=True)
+        if mask
+    )
     assert torch.load(fast.results / "training_set/token_freq.pt", weights_only=True) == trained
     assert (provenance["tokens"], provenance["trained_tokens"]) == (sum(rows["seq_len"]), trained.total())
     assert fast.run("all").nothing_done
@@ -213,7 +246,11 @@ def test_failed_samples_may_be_gone_without_knowingly_and_the_training_set_says_
 
 def test_an_accepted_finding_is_in_the_provenance_of_the_training_set(fast: Workflow) -> None:
     template = (Path(fast.config["target"]["path"]) / "chat_template.jinja").read_text()
-    (fast.directory / "mute.jinja").write_text("{% if messages[0].content.startswith('Wie ') %}{{ messages[0].role }}{% else %}" + template + "{% endif %}")
+    (fast.directory / "mute.jinja").write_text(
+        "{% if messages[0].content.startswith('Wie ') %}{{ messages[0].role }}{% else %}"
+        + template
+        + "{% endif %}"
+    )
     fast.config["tokenization"]["chat_template"] = "mute.jinja"
     fast.config["extraction"]["engine"] = TRANSFORMERS_ENGINE
     fast.config["compatibility"]["allow"] = ["template-drops-text"]
@@ -231,7 +268,9 @@ def test_an_accepted_finding_is_in_the_provenance_of_the_training_set(fast: Work
 
 
 def change_layers(workflow: Workflow) -> int:
-    last = json.loads((Path(workflow.config["target"]["path"]) / "config.json").read_text())["num_hidden_layers"]
+    last = json.loads((Path(workflow.config["target"]["path"]) / "config.json").read_text())[
+        "num_hidden_layers"
+    ]
     workflow.config["extraction"]["layers"] = [1, 2, 3, last]
     return 10
 
@@ -242,7 +281,9 @@ def append_a_tenth(workflow: Workflow) -> int:
 
 
 @pytest.mark.parametrize("change", [change_layers, append_a_tenth])
-def test_what_is_extracted_anew_is_what_changed(finished: Workflow, change: Callable[[Workflow], int]) -> None:
+def test_what_is_extracted_anew_is_what_changed(
+    finished: Workflow, change: Callable[[Workflow], int]
+) -> None:
     expected = change(finished)
     run = finished.run("extract")
     assert run.returncode == 0, run.output
@@ -258,7 +299,9 @@ def test_what_is_extracted_anew_is_what_changed(finished: Workflow, change: Call
     ],
     ids=["disk-full", "zeros", "swapped"],
 )
-def test_states_that_are_not_the_samples_never_reach_the_store(fast: Workflow, fault: dict[str, object], expected: str) -> None:
+def test_states_that_are_not_the_samples_never_reach_the_store(
+    fast: Workflow, fault: dict[str, object], expected: str
+) -> None:
     key = fast.keys("00004")[0]
     fast.faults = {name: {key: value} for name, value in fault.items()}
     run = fast.run("extract")
@@ -274,7 +317,12 @@ def test_good_batches_go_on_downstream_past_a_failed_one(fast: Workflow) -> None
     fast.faults = {"refuse": {fast.keys("00002")[0]: "refused for the test"}}
     failed = fast.run("all")
     assert failed.returncode != 0
-    assert sorted(path.stem for path in fast.results.glob("validation/*.json")) == ["00000", "00001", "00003", "00004"]
+    assert sorted(path.stem for path in fast.results.glob("validation/*.json")) == [
+        "00000",
+        "00001",
+        "00003",
+        "00004",
+    ]
     assert not (fast.results / "training_set").exists()
     fast.faults = {}
     mended = fast.run("all")
@@ -307,11 +355,17 @@ def test_a_sample_that_validation_rejects_is_quarantined_and_extracted_anew(fast
     assert fast.run("validate").nothing_done
 
 
-def test_two_targets_that_differ_only_in_their_seed_share_no_sample(finished: Workflow, tmp_path: Path) -> None:
+def test_two_targets_that_differ_only_in_their_seed_share_no_sample(
+    finished: Workflow, tmp_path: Path
+) -> None:
     first = finished.stored()
     finished.config["target"]["path"] = str(build_target("tiny-llama", tmp_path / "seed-1", seed=1))
     run = finished.run("extract")
     assert run.returncode == 0, run.output
     assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) == len(first) == 10
-    folders = [path for path in (finished.directory / "results/store").iterdir() if list(path.glob("??/*.safetensors"))]
+    folders = [
+        path
+        for path in (finished.directory / "results/store").iterdir()
+        if list(path.glob("??/*.safetensors"))
+    ]
     assert [len(list(folder.glob("??/*.safetensors"))) for folder in folders] == [10, 10]

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # 640,000 tokens thr
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs the real conversations in ../shared/data")
-def test_a_hundred_agent_conversations_and_five_hundred_sharegpt_ones(tmp_path: Path, tiny_llama: Path) -> None:
+def test_a_hundred_agent_conversations_and_five_hundred_sharegpt_ones(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
     workflow = Workflow(tmp_path, demo_config(tiny_llama))
     workflow.config["data"] = {
         "sources": [
@@ -35,6 +37,9 @@ def test_a_hundred_agent_conversations_and_five_hundred_sharegpt_ones(tmp_path: 
     assert kept + sum(batches["dropped"].values()) == 600
     assert kept == batches["samples"] == len(workflow.stored())
     ledger = run.passes["001/0"]
-    print(f"{kept} samples, {ledger['tokens_extracted']} tokens, {ledger['elapsed_s']:.0f} s, dropped {batches['dropped']}")
+    print(
+        f"{kept} samples, {ledger['tokens_extracted']} tokens, {ledger['elapsed_s']:.0f} s, dropped"
+        f" {batches['dropped']}"
+    )
     assert ledger["samples_extracted"] == kept
     assert workflow.targets() == sorted(workflow.batches())

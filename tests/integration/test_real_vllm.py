@@ -1,4 +1,5 @@
-"""Claims about states, on real vLLM: the demo from conversations to a training set, compared with transformers and read by the trainer."""
+"""Claims about states, on real vLLM: the demo from conversations to a training set, compared with
+transformers and read by the trainer."""
 
 from __future__ import annotations
 
@@ -22,13 +23,19 @@ def test_the_demo_ends_in_a_training_set_and_a_second_run_has_nothing_to_do(demo
     assert demo_run.run("extract").nothing_done
     assert demo_run.run("all").nothing_done
     provenance = json.loads((demo_run.results / "training_set/provenance.json").read_text())
-    assert provenance["rows"] == len(demo_run.stored()) == len(list((demo_run.results / "training_set/hidden_states").iterdir()))
+    assert (
+        provenance["rows"]
+        == len(demo_run.stored())
+        == len(list((demo_run.results / "training_set/hidden_states").iterdir()))
+    )
     assert provenance["states"] == {"hard link": provenance["rows"]}
     assert provenance["dropped"] == {"duplicate": 1, "empty": 1, "too-long": 1}
 
 
 def test_the_engines_own_output_has_its_own_file(demo_run: Workflow) -> None:
-    assert "vLLM" in demo_run.log("extract_pass/001/0.engine.log") or "vllm" in demo_run.log("extract_pass/001/0.engine.log")
+    assert "vLLM" in demo_run.log("extract_pass/001/0.engine.log") or "vllm" in demo_run.log(
+        "extract_pass/001/0.engine.log"
+    )
     log = demo_run.log("extract_pass/001/0.log")
     assert "model loaded in" in log
     assert "EngineCore" not in log
@@ -38,7 +45,9 @@ def test_in_float32_every_layer_of_every_sample_equals_transformers(demo_run_flo
     compared = compare(demo_run_float32, DEMO_LAYERS)
     assert len(compared) == len(demo_run_float32.stored())
     assert max(error for one in compared for error in one.own()) < 1e-3
-    assert min(error for one in compared for error in one.neighbours()) > 0.2, "an off-by-one would go unnoticed"
+    assert min(error for one in compared for error in one.neighbours()) > 0.2, (
+        "an off-by-one would go unnoticed"
+    )
 
 
 def test_in_bfloat16_the_error_is_that_of_rounding(demo_run: Workflow) -> None:
@@ -78,4 +87,8 @@ def test_the_trainer_loads_the_set_and_takes_a_step(demo_run: Workflow) -> None:
     loss.backward()
     assert torch.isfinite(loss)
     assert loss > 0
-    assert model.fc.weight.grad is not None and torch.isfinite(model.fc.weight.grad).all() and model.fc.weight.grad.abs().sum() > 0
+    assert (
+        model.fc.weight.grad is not None
+        and torch.isfinite(model.fc.weight.grad).all()
+        and model.fc.weight.grad.abs().sum() > 0
+    )

@@ -1,4 +1,5 @@
-"""What a user reads at a run's end, and from another terminal: counts of the plan at hand, the true cause, the command that was given."""
+"""What a user reads at a run's end, and from another terminal: counts of the plan at hand, the true cause,
+the command that was given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pass's own process under signals: the ledger is written, what is finished is kept, no engine outlives its supervisor."""
+"""The pass's own process under signals: the ledger is written, what is finished is kept, no engine outlives
+its supervisor."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def lives(process: psutil.Process) -> bool:
 
 
 def half_done(workflow: Workflow) -> subprocess.Popen[bytes]:
-    """A pass that has committed its first batch and a sample of the second, and whose engine is held before the next one."""
+    """A pass that has committed its first batch and a sample of the second, and whose engine is held before
+    the next one."""
     workflow.hold_all_but(HALF)
     supervisor = workflow.start_pass()
     wait_for(lambda: len(workflow.stored()) >= HALF)
@@ -53,7 +55,9 @@ def half_done(workflow: Workflow) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_pass_writes_its_ledger_and_keeps_what_is_finished(fast: Workflow, signal_number: int) -> None:
+def test_a_stopped_pass_writes_its_ledger_and_keeps_what_is_finished(
+    fast: Workflow, signal_number: int
+) -> None:
     supervisor = half_done(fast)
     engines = engines_of(supervisor)
     supervisor.send_signal(signal_number)
@@ -85,7 +89,9 @@ def test_no_engine_outlives_a_killed_supervisor_and_its_leftovers_are_cleaned(fa
     assert sum(ledger["samples_extracted"] for ledger in run.passes.values()) == 10 - HALF
     assert len(fast.stored()) == 10
     assert not list(fast.directory.glob("results/store/*/incoming/*"))
-    assert not list(fast.results.glob("extraction/running/*-of-*.json")), "a kill during a beat leaves the part of a file, which is no lease"
+    assert not list(fast.results.glob("extraction/running/*-of-*.json")), (
+        "a kill during a beat leaves the part of a file, which is no lease"
+    )
     assert fast.run("extract").nothing_done
 
 
@@ -114,14 +120,19 @@ def test_a_pass_whose_lease_another_took_while_it_stood_still_stops(fast: Workfl
 
     wait_for(has_ended_beside_another, 30)
     assert first.returncode == 0
-    assert "stood still for so long that another took over" in json.loads(fast.ledger("001").read_text())["failure"]["message"]
+    assert (
+        "stood still for so long that another took over"
+        in json.loads(fast.ledger("001").read_text())["failure"]["message"]
+    )
     assert read_json(lease)["token"] == "another's", "it removes its own lease only"
     fast.faults = {}
     last = fast.run_pass("002")
     assert {outcome["state"] for outcome in last["batches"].values()} == {"complete"}
 
 
-def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_living_one_writes_stays(fast: Workflow) -> None:
+def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_living_one_writes_stays(
+    fast: Workflow,
+) -> None:
     another = fast.copy(fast.directory.with_name("another"))
     another.config["extraction"]["store"] = str(fast.directory / "results/store")
     fast.faults = {"start_sleep_s": 15}
@@ -141,9 +152,13 @@ def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_li
     assert len(fast.stored()) == 10
 
 
-def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(
+    fast: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast.config["extraction"]["stop_before_end_s"] = 30
-    fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = 64  # one sample at a time
+    fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = (
+        64  # one sample at a time
+    )
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 50))
     supervisor = half_done(fast)
     wait_for(lambda: "stopping: the job's walltime ends in" in (fast.directory / "pass.log").read_text())
@@ -158,20 +173,31 @@ def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(fast: Wor
     assert fast.run_pass("002")["samples_extracted"] == 10 - ledger["samples_extracted"]
 
 
-def test_status_shows_a_running_pass_while_snakemake_holds_its_lock_and_a_table_afterwards(fast: Workflow) -> None:
+def test_status_shows_a_running_pass_while_snakemake_holds_its_lock_and_a_table_afterwards(
+    fast: Workflow,
+) -> None:
     poison = fast.keys("00001")[0]
     fast.faults = {"sleep_s": 2.0, "refuse": {poison: "refused for the test"}}
     snakemake = fast.start("extract")
-    wait_for(lambda: "extracting" in (told := fast.status()) and "samples, 1 failed" in told and " left" in told)
+    wait_for(
+        lambda: "extracting" in (told := fast.status()) and "samples, 1 failed" in told and " left" in told
+    )
     snakemake.communicate(timeout=60)
     fast.faults = {}
     table = fast.run("status")
     assert table.returncode == 0
-    assert [line.split()[:2] for line in table.output.splitlines() if line.startswith("  00")] == [["00001", "failed"]]
-    assert "1 samples: SampleError: refused for the test (caused by ValueError: the innermost cause)" in table.output
+    assert [line.split()[:2] for line in table.output.splitlines() if line.startswith("  00")] == [
+        ["00001", "failed"]
+    ]
+    assert (
+        "1 samples: SampleError: refused for the test (caused by ValueError: the innermost cause)"
+        in table.output
+    )
     assert table.output.count("4 of 5 batches extracted") == 1
     assert "running:" not in table.output
-    assert " extract\n" in table.output.rpartition("retries exactly what is missing:")[2], "not the command that was called, which only looks"
+    assert " extract\n" in table.output.rpartition("retries exactly what is missing:")[2], (
+        "not the command that was called, which only looks"
+    )
     assert fast.status("--all").count(" extracted ") == 4
 
 
@@ -208,8 +234,11 @@ def test_after_a_kill_of_snakemake_the_same_command_starts_no_second_extraction(
     assert sum(ledger["model_loads"] for ledger in ledgers) == 1
 
 
-def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_sees_a_torn_file(fast: Workflow, finished_template: Workflow) -> None:
-    """Each run kills the supervisor, its engine, or the whole group, mostly between its first sample and its last; then one is left alone."""
+def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_sees_a_torn_file(
+    fast: Workflow, finished_template: Workflow
+) -> None:
+    """Each run kills the supervisor, its engine, or the whole group, mostly between its first sample and its
+    last; then one is left alone."""
     torn: list[str] = []
     over = threading.Event()
     this_test_deletes = threading.Lock()
@@ -231,7 +260,8 @@ def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_se
             time.sleep(0.01)
 
     def delete_most() -> None:
-        """So that there is always something to extract. A file that is gone under a reader's eyes would be this test's doing."""
+        """So that there is always something to extract. A file that is gone under a reader's eyes would be
+        this test's doing."""
         with this_test_deletes:
             stored = sorted(fast.stored_states())
             for states in generator.sample(stored, len(stored) * 3 // 4):
@@ -240,7 +270,8 @@ def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_se
                     states.with_suffix(".json").unlink()
 
     def kill_one(number: int, early: bool) -> bool:
-        """Start a pass and kill it, `early` while it may still be starting; whether it had stored some of its samples and not all."""
+        """Start a pass and kill it, `early` while it may still be starting; whether it had stored some of its
+        samples and not all."""
         kept = fast.written_at()
         missing = 10 - len(kept)
         supervisor = fast.start_pass(f"{number:03d}")
@@ -286,12 +317,22 @@ def test_killed_at_random_the_store_ends_as_if_undisturbed_and_no_reader_ever_se
     assert fast.stored() == finished_template.stored()
     for states in fast.directory.glob("results/store/*/??/*.safetensors"):
         assert file_checksum(states) == json.loads(states.with_suffix(".json").read_text())["xxh3_128"]
-    left = [path for path in fast.directory.glob("results/store/*/incoming/*/*") if not path.name.startswith(".owner.json.")]
-    assert not left, "only a pass killed in the milliseconds before it has signed its folder may leave that, for nobody knows whose it is"
+    left = [
+        path
+        for path in fast.directory.glob("results/store/*/incoming/*/*")
+        if not path.name.startswith(".owner.json.")
+    ]
+    assert not left, (
+        "only a pass killed in the milliseconds before it has signed its folder may leave that, for nobody"
+        " knows whose it is"
+    )
 
 
-def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(fast: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job's own devices count: compatibility may have been checked where there is none. Asked of a stand-in for nvidia-smi."""
+def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(
+    fast: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's own devices count: compatibility may have been checked where there is none. Asked of a
+    stand-in for nvidia-smi."""
     (tmp_path / "bin").mkdir()
     smi = tmp_path / "bin/nvidia-smi"
     smi.write_text("#!/bin/sh\necho 2\necho 2\n")  # MiB; the demo's weights are 11.6 MB
@@ -304,12 +345,18 @@ def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(fa
     (ledger,) = refused.passes.values()
     assert (ledger["failure"]["class"], ledger["model_loads"]) == ("CompatibilityError", 0)
     (told,) = [line for line in refused.output.splitlines() if "10 samples: CompatibilityError" in line]
-    assert "device-memory-short: each of 1 devices takes 11.6 MB of weights and has 2.1 MB; set extraction.tensor_parallel to 8" in told
+    assert (
+        "device-memory-short: each of 1 devices takes 11.6 MB of weights and has 2.1 MB; set"
+        " extraction.tensor_parallel to 8" in told
+    )
     assert not fast.log("extract_pass/001/0.engine.log")
 
 
-def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command_go_on(tmp_path: Path, tiny_llama: Path) -> None:
-    """What the rule was making is there in the end, since its job outlives Snakemake, and Snakemake takes it for half a file."""
+def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command_go_on(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    """What the rule was making is there in the end, since its job outlives Snakemake, and Snakemake takes it
+    for half a file."""
     workflow = Workflow(tmp_path / "run", fast_config(tiny_llama))
     workflow.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
     write_jsonl(workflow.directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
@@ -326,13 +373,24 @@ def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command
         assert workflow.run("--unlock").returncode == 0
     run = workflow.run("all")
     assert run.returncode == 0, run.output
-    assert sum(json.loads(path.read_text())["model_loads"] for path in workflow.results.glob("extraction/passes/*/0.json")) == 1
+    assert (
+        sum(
+            json.loads(path.read_text())["model_loads"]
+            for path in workflow.results.glob("extraction/passes/*/0.json")
+        )
+        == 1
+    )
 
 
-def test_a_job_with_fewer_devices_than_the_model_is_split_over_loads_nothing(fast: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_with_fewer_devices_than_the_model_is_split_over_loads_nothing(
+    fast: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A scheduler was asked for another number of devices than the configuration says."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    fast.config["extraction"] |= {"engine": "eagle3_data.engines.vllm.engine:VllmEngine", "tensor_parallel": 4}
+    fast.config["extraction"] |= {
+        "engine": "eagle3_data.engines.vllm.engine:VllmEngine",
+        "tensor_parallel": 4,
+    }
     ledger = fast.run_pass()
     assert (ledger["devices"], ledger["tensor_parallel"], ledger["model_loads"]) == ("0,1", 4, 0)
     assert ledger["failure"]["class"] == "CompatibilityError"

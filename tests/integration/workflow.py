@@ -27,7 +27,8 @@ TRANSFORMERS_ENGINE = "eagle3_data.engines.transformers:TransformersEngine"
 
 @dataclass(frozen=True)
 class Run:
-    """One call of snakemake. `passes` are the ledgers it made, by "<number>/<stripe>"; `gates` the batches whose gate ran."""
+    """One call of snakemake. `passes` are the ledgers it made, by "<number>/<stripe>"; `gates` the batches
+    whose gate ran."""
 
     returncode: int
     output: str
@@ -75,7 +76,16 @@ class Workflow:
     def arguments(self, *arguments: str) -> list[str]:
         replace_text(self.directory / "config.yaml", yaml.safe_dump(self.config))
         self.set_faults(self.faults)
-        fixed = ["-s", str(self.root / "Snakefile"), "--configfile", "config.yaml", "--workflow-profile", str(self.root / "profiles/default"), "--cores", "2"]
+        fixed = [
+            "-s",
+            str(self.root / "Snakefile"),
+            "--configfile",
+            "config.yaml",
+            "--workflow-profile",
+            str(self.root / "profiles/default"),
+            "--cores",
+            "2",
+        ]
         return [sys.executable, "-m", "snakemake", *fixed, *arguments]
 
     def set_faults(self, faults: dict[str, Any]) -> None:
@@ -84,15 +94,21 @@ class Workflow:
         replace_text(self.directory / "faults.json", json.dumps(faults))
 
     def hold_all_but(self, number: int) -> None:
-        """Have engines wait before the last samples, all but the first `number`: until they are set free, or killed."""
+        """Have engines wait before the last samples, all but the first `number`: until they are set free, or
+        killed."""
         self.set_faults({"hold": self.all_keys()[number:]})
 
     def environment(self) -> dict[str, str]:
         engines = os.pathsep.join([str(ROOT / "tests/engines"), os.environ.get("PYTHONPATH", "")])
-        return {**os.environ, "PYTHONPATH": engines, "FAKE_ENGINE_FAULTS": str(self.directory / "faults.json")}
+        return {
+            **os.environ,
+            "PYTHONPATH": engines,
+            "FAKE_ENGINE_FAULTS": str(self.directory / "faults.json"),
+        }
 
     def run(self, *arguments: str, timeout: float = 800) -> Run:
-        """`timeout` is below that of a test: what a run said before it hung is worth more than that something did."""
+        """`timeout` is below that of a test: what a run said before it hung is worth more than that something
+        did."""
         before = self._ledgers()
         done = subprocess.run(
             self.arguments(*arguments),
@@ -110,34 +126,58 @@ class Workflow:
             returncode=done.returncode,
             output=output,
             passes={name: json.loads(path.read_text()) for name, path in after.items() if name not in before},
-            gates=sorted(set(re.findall(r"rule extract_batch:\n(?:    .*\n)*?    wildcards: batch=(\d{5})", output))),
+            gates=sorted(
+                set(re.findall(r"rule extract_batch:\n(?:    .*\n)*?    wildcards: batch=(\d{5})", output))
+            ),
             jobs=re.findall(r"^local(?:rule|checkpoint) (\w+):", output, re.MULTILINE),
         )
 
     def _ledgers(self) -> dict[str, Path]:
-        return {f"{path.parent.name}/{path.stem}": path for path in self.results.glob("extraction/passes/*/[0-9]*.json")}
+        return {
+            f"{path.parent.name}/{path.stem}": path
+            for path in self.results.glob("extraction/passes/*/[0-9]*.json")
+        }
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """snakemake in a process group of its own, to be killed or interrupted."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = self.arguments(*arguments)
-        self._started.append(subprocess.Popen(command, cwd=self.directory, env=self.environment(), text=True, start_new_session=True, **pipes))
+        self._started.append(
+            subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=self.environment(),
+                text=True,
+                start_new_session=True,
+                **pipes,
+            )
+        )
         return self._started[-1]
 
     def start_pass(self, number: str = "001") -> subprocess.Popen[bytes]:
         """A pass as its rule starts it, without Snakemake. Its log is pass.log."""
         self.arguments()  # writes configuration and faults
         options = {
-            "--config": sections_json(load_config(self.config), "target", "tokenization", "extraction", "compatibility"),
+            "--config": sections_json(
+                load_config(self.config), "target", "tokenization", "extraction", "compatibility"
+            ),
             "--results": str(self.results.relative_to(self.directory)),
             "--pass-number": number,
             "--stripe": "0",
             "--engine-log": "engine.log",
             "--ledger": str(self.ledger(number)),
         }
-        command = [sys.executable, str(self.root / "scripts/extract_pass.py"), *(part for option in options.items() for part in option)]
+        command = [
+            sys.executable,
+            str(self.root / "scripts/extract_pass.py"),
+            *(part for option in options.items() for part in option),
+        ]
         with open(self.directory / "pass.log", "ab") as log:
-            self._started.append(subprocess.Popen(command, cwd=self.directory, env=self.environment(), stderr=log, start_new_session=True))
+            self._started.append(
+                subprocess.Popen(
+                    command, cwd=self.directory, env=self.environment(), stderr=log, start_new_session=True
+                )
+            )
         return self._started[-1]
 
     def end(self) -> None:
@@ -159,7 +199,13 @@ class Workflow:
 
     def status(self, *arguments: str) -> str:
         """What scripts/show_status.py says, from another terminal."""
-        command = [sys.executable, str(self.root / "scripts/show_status.py"), "--results", str(self.results), *arguments]
+        command = [
+            sys.executable,
+            str(self.root / "scripts/show_status.py"),
+            "--results",
+            str(self.results),
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def ledger(self, number: str) -> Path:
@@ -176,7 +222,9 @@ class Workflow:
     def keys(self, batch: str) -> list[str]:
         import pyarrow.parquet as pq
 
-        table = pq.ParquetFile(self.results / "tokens/samples.parquet").read_row_group(self.batches()[batch]["row_group"], columns=["key"])
+        table = pq.ParquetFile(self.results / "tokens/samples.parquet").read_row_group(
+            self.batches()[batch]["row_group"], columns=["key"]
+        )
         return table["key"].to_pylist()
 
     def all_keys(self) -> list[str]:
@@ -184,15 +232,21 @@ class Workflow:
         return [key for batch in sorted(self.batches()) for key in self.keys(batch)]
 
     def stored(self) -> dict[str, str]:
-        """Checksums, by key, of every sample in the store: one with both its files, of which the sidecar comes first."""
+        """Checksums, by key, of every sample in the store: one with both its files, of which the sidecar
+        comes first."""
         sidecars = [json.loads(states.with_suffix(".json").read_text()) for states in self.stored_states()]
         return {sidecar["key"]: sidecar["xxh3_128"] for sidecar in sidecars}
 
     def stored_states(self) -> list[Path]:
-        return [path for path in self.directory.glob("results/store/*/??/*.safetensors") if path.with_suffix(".json").exists()]
+        return [
+            path
+            for path in self.directory.glob("results/store/*/??/*.safetensors")
+            if path.with_suffix(".json").exists()
+        ]
 
     def written_at(self) -> dict[str, int]:
-        """When each sample in the store was written, by key: a sample that is extracted a second time changes here."""
+        """When each sample in the store was written, by key: a sample that is extracted a second time changes
+        here."""
         return {states.stem: states.stat().st_mtime_ns for states in self.stored_states()}
 
     def targets(self) -> list[str]:
@@ -222,8 +276,14 @@ def replace_text(path: Path, text: str) -> None:
 
 def conversation(number: int) -> dict[str, Any]:
     """A short conversation, different for each number."""
-    question, answer = f"What is {number} plus {number}?", f"{number} plus {number} is {2 * number}, since doubling {number} gives {2 * number}."
-    return {"id": f"sum-{number}", "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    question, answer = (
+        f"What is {number} plus {number}?",
+        f"{number} plus {number} is {2 * number}, since doubling {number} gives {2 * number}.",
+    )
+    return {
+        "id": f"sum-{number}",
+        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+    }
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -1,7 +1,8 @@
-"""A real SLURM of one node on loopback with 8 GPUs that are only device files: slurmctld, slurmd and munge of Debian, as root.
+"""A real SLURM of one node on loopback with 8 GPUs that are only device files: slurmctld, slurmd and munge of
+Debian, as root.
 
-Everything lies in one directory, but for munge's key and links to the two configuration files where SLURM looks for them:
-srun inside a job is not told of another place.
+Everything lies in one directory, but for munge's key and links to the two configuration files where SLURM
+looks for them: srun inside a job is not told of another place.
 
     python tests/slurm/cluster.py COMMAND ...    runs a command on such a cluster, then takes the cluster down
 """
@@ -34,9 +35,10 @@ PATIENCE_S = 120
 """For SLURM, on a machine that may have more to do."""
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 
-# The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is shipped.
-# Unless told otherwise, a job that can run may wait half a minute until SLURM looks (SchedulerParameters).
-# cred_expire is also how long a job that was queued again waits before it starts: two minutes unless told otherwise.
+# The node claims the size of a GPU server (config_overrides), so that profiles/slurm is tested as it is
+# shipped. Unless told otherwise, a job that can run may wait half a minute until SLURM looks
+# (SchedulerParameters). cred_expire is also how long a job that was queued again waits before it starts: two
+# minutes unless told otherwise.
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -86,7 +88,8 @@ def why_impossible() -> str | None:
 
 
 def left_by_a_test() -> Path | None:
-    """Directory of such a cluster that runs now or was never taken down; perhaps it is gone, and only the links to it are left."""
+    """Directory of such a cluster that runs now or was never taken down; perhaps it is gone, and only the
+    links to it are left."""
     link = SYSTEM / CONFIGURATION[0]
     if not link.is_symlink():
         return None
@@ -104,10 +107,14 @@ class Cluster:
         for name in ("spool", "state", "gpus"):
             (self.directory / name).mkdir(parents=True)
         for n in range(8):
-            os.mknod(self.directory / f"gpus/gpu{n}", 0o20666, os.makedev(195, n))  # with plain files SLURM leaves CUDA_VISIBLE_DEVICES empty
+            os.mknod(
+                self.directory / f"gpus/gpu{n}", 0o20666, os.makedev(195, n)
+            )  # with plain files SLURM leaves CUDA_VISIBLE_DEVICES empty
         host = socket.gethostname().split(".")[0]
         (self.directory / "slurm.conf").write_text(CONF.format(host=host, directory=self.directory))
-        (self.directory / "gres.conf").write_text(f"NodeName={host} Name=gpu File={self.directory}/gpus/gpu[0-7] Flags=nvidia_gpu_env\n")
+        (self.directory / "gres.conf").write_text(
+            f"NodeName={host} Name=gpu File={self.directory}/gpus/gpu[0-7] Flags=nvidia_gpu_env\n"
+        )
         SYSTEM.mkdir(exist_ok=True)
         for name in CONFIGURATION:
             (SYSTEM / name).symlink_to(self.directory / name)
@@ -138,7 +145,8 @@ class Cluster:
         wait_until(self._cancels_all, lambda: f"jobs do not end: {self.ask('squeue')}")
 
     def _cancels_all(self) -> bool:
-        """Whether no job is left; asked more than once, for a controller that has just been started may not have heard it."""
+        """Whether no job is left; asked more than once, for a controller that has just been started may not
+        have heard it."""
         self.ask("scancel", "--user", "root")
         left = subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=False)
         return left.returncode == 0 and not left.stdout.strip()
@@ -154,12 +162,17 @@ class Cluster:
         subprocess.run(["slurmd"], check=True)
         up = ("idle", "mix", "alloc")
         log = self.directory / "slurmctld.log"
-        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%t") in up, lambda: f"the node did not come up: {log.read_text()[-2000:]}")
+        wait_until(
+            lambda: self.ask("sinfo", "-h", "-o", "%t") in up,
+            lambda: f"the node did not come up: {log.read_text()[-2000:]}",
+        )
 
     def kill_node(self) -> None:
         """What a power cut does: slurmd and everything it runs are gone at once."""
         end(self.directory / "slurmd.pid", kill=True)
-        daemons = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
+        daemons = [
+            process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"
+        ]
         processes = {process for daemon in daemons for process in (daemon, *children(daemon))}
         for word in ("suspend", "kill"):  # first all stand still: none may live to report the end of another
             for process in processes:
@@ -176,7 +189,10 @@ class Cluster:
     def finished_jobs(self) -> list[dict[str, str]]:
         """SLURM's records of the jobs that left it, in the order in which they did."""
         log = self.directory / "jobs.log"
-        return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in log.read_text().splitlines()]
+        return [
+            dict(word.split("=", 1) for word in line.split() if "=" in word)
+            for line in log.read_text().splitlines()
+        ]
 
 
 def wait_until(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
@@ -196,7 +212,8 @@ def children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def read_pid(pid_file: Path) -> int:
-    """The process a daemon's file names; -1, which no process has, where there is no file, or nothing in it yet."""
+    """The process a daemon's file names; -1, which no process has, where there is no file, or nothing in it
+    yet."""
     return int(pid_file.read_text() or -1) if pid_file.exists() else -1
 
 
@@ -239,8 +256,13 @@ def main() -> int:
     if reason := why_impossible():
         print(f"no cluster can be started here: it {reason}", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is taken down then, too
-    with tempfile.TemporaryDirectory(prefix="slurm-") as directory, running_cluster(Path(directory)) as cluster:
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # the cluster is taken down then, too
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as directory,
+        running_cluster(Path(directory)) as cluster,
+    ):
         print(cluster.ask("sinfo", "-N", "-o", "%N %P %t %c CPUs, %m MB, %G"), flush=True)
         code = subprocess.run(sys.argv[1:], check=False).returncode
         print((cluster.directory / "jobs.log").read_text(), end="")

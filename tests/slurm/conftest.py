@@ -21,7 +21,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def held(tmp_path: Path, cluster: Cluster, tokenized_template: Workflow) -> Iterator[SlurmWorkflow]:
-    """A tokenized run that has yet to be extracted; a pass stands still after three samples, the first batch and one of the second."""
+    """A tokenized run that has yet to be extracted; a pass stands still after three samples, the first batch
+    and one of the second."""
     copied = tokenized_template.copy(tmp_path / "run")
     workflow = SlurmWorkflow(copied.directory, copied.config)
     workflow.cluster = cluster

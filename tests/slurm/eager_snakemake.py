@@ -1,4 +1,5 @@
-"""Snakemake as it is, but for one thing: it asks SLURM every second. The plugin waits 10 s longer after each look in vain."""
+"""Snakemake as it is, but for one thing: it asks SLURM every second. The plugin waits 10 s longer after each
+look in vain."""
 
 from __future__ import annotations
 

@@ -1,18 +1,23 @@
-"""What a cluster does to a pass: it cancels, preempts and forgets jobs, loses nodes, restarts. Real daemons, a fake engine.
+"""What a cluster does to a pass: it cancels, preempts and forgets jobs, loses nodes, restarts. Real daemons,
+a fake engine.
 
-In each case nothing that was finished is lost or extracted again, and the run goes on by itself or says what to do.
+In each case nothing that was finished is lost or extracted again, and the run goes on by itself or says what
+to do.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from eagle3_data.extraction.forecast import SHORTEST_MIN
+from eagle3_data.passes.forecast import SHORTEST_MIN
 from integration.workflow import Workflow
 from slurm.cluster import Cluster, why_impossible
 from slurm.workflow import HALF, SlurmWorkflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible())),
+]
 
 
 def assert_it_ends_with(cause: str, output: str) -> None:
@@ -94,7 +99,9 @@ def test_a_pass_goes_on_while_the_controller_restarts(held: SlurmWorkflow) -> No
 
 def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest(held: SlurmWorkflow) -> None:
     held.config["tokenization"]["max_length"] = 64
-    held.config["extraction"].update(in_flight_tokens=64, stop_before_end_s=30)  # one sample at a time; the shortest walltime is a minute
+    held.config["extraction"].update(
+        in_flight_tokens=64, stop_before_end_s=30
+    )  # one sample at a time; the shortest walltime is a minute
     assert Workflow(held.directory, held.config).run("results/test/compatibility/report.json").returncode == 0
     held.hold_all_but(HALF)
     held.resources = ("gpu=8", "nodes=1", "runtime=1")
@@ -110,10 +117,14 @@ def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest
     assert [record["TimeLimit"] for record in held.jobs_of_passes()] == ["1", str(SHORTEST_MIN + 1)]
 
 
-def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(held: SlurmWorkflow) -> None:
+def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(
+    held: SlurmWorkflow,
+) -> None:
     with held.running("extract") as run:
         job = run.wait_for_half()
-        held.cluster.ask("scontrol", "update", f"JobId={job}", "EndTime=now")  # SLURM looks for ended walltimes every half minute
+        held.cluster.ask(
+            "scontrol", "update", f"JobId={job}", "EndTime=now"
+        )  # SLURM looks for ended walltimes every half minute
         assert run.end() != 0
         assert_it_ends_with("the pass was stopped by SIGTERM", run.output)
         assert f"SLURM-job '{job}' failed, SLURM status is: 'TIMEOUT'" in run.output
@@ -133,9 +144,13 @@ def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(held: SlurmWor
     passes = held.ledgers()
     assert sorted(passes) == ["001/0", "001/1"]
     first, second = passes["001/0"], passes["001/1"]
-    assert sorted(f"{first['devices']},{second['devices']}".split(",")) == [str(device) for device in range(8)]
+    assert sorted(f"{first['devices']},{second['devices']}".split(",")) == [
+        str(device) for device in range(8)
+    ]
     assert len(first["devices"].split(",")) == 4
-    assert max(first["started_at"], second["started_at"]) < min(ledger["started_at"] + ledger["elapsed_s"] for ledger in (first, second))
+    assert max(first["started_at"], second["started_at"]) < min(
+        ledger["started_at"] + ledger["elapsed_s"] for ledger in (first, second)
+    )
     assert first["slurm_job_id"] != second["slurm_job_id"]
 
 
@@ -163,7 +178,9 @@ def test_a_canary_that_fails_costs_one_submission_and_no_load(held: SlurmWorkflo
     assert_it_ends_with("no such device", run.output)
 
 
-def test_snakemake_killed_beside_its_job_is_started_again_and_nothing_is_extracted_twice(held: SlurmWorkflow) -> None:
+def test_snakemake_killed_beside_its_job_is_started_again_and_nothing_is_extracted_twice(
+    held: SlurmWorkflow,
+) -> None:
     with held.running("extract") as killed:
         orphan = killed.wait_for_half()
         killed.process.kill()

@@ -1,4 +1,5 @@
-"""What profiles/slurm asks of SLURM for each rule, as Snakemake itself resolves it. A dry run: no daemon is needed."""
+"""What profiles/slurm asks of SLURM for each rule, as Snakemake itself resolves it. A dry run: no daemon is
+needed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eagle3_data.extraction.forecast import SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB
+from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB
 from integration.workflow import ROOT, Run, Workflow
 from model_configs import KIMI_K2_5, KIMI_PACKED, write_target
 from slurm.workflow import SlurmWorkflow
@@ -41,7 +42,13 @@ def test_the_pass_is_one_job_of_eight_devices_on_one_node(planned: SlurmWorkflow
     planned.config["extraction"]["tensor_parallel"] = 8
     dry = planned.run("--dry-run", "extract")
     asked = resources_of(dry, "extract_pass")
-    expected = {"gpu": "8", "nodes": "1", "runtime": str(SHORTEST_MIN + 2), "mem_mb": str(SUPERVISOR_MB + 8 * WORKER_MB + 5), "slurm_partition": "main"}
+    expected = {
+        "gpu": "8",
+        "nodes": "1",
+        "runtime": str(SHORTEST_MIN + 2),
+        "mem_mb": str(SUPERVISOR_MB + 8 * WORKER_MB + 5),
+        "slurm_partition": "main",
+    }
     assert {name: asked[name] for name in expected} == expected
     assert dry.output.count("rule extract_pass:") == 1
 
@@ -76,8 +83,11 @@ def test_resources_on_the_command_line_replace_those_of_the_profile(planned: Slu
     assert resources_of(planned.run("--dry-run", "validate"), "validate_batch")["mem_mb"] == "8000"
 
 
-def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_paths_are_filled_in(tmp_path: Path, tiny_llama: Path) -> None:
-    """The full-size config.json, and weight files of the full size without content. The real tokenizer needs a network: the demo's stands in."""
+def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_paths_are_filled_in(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    """The full-size config.json, and weight files of the full size without content. The real tokenizer needs
+    a network: the demo's stands in."""
     target = write_target(tmp_path / "Kimi-K2.5", KIMI_K2_5, KIMI_PACKED)
     for file in (*tiny_llama.glob("tokenizer*"), *tiny_llama.glob("chat_template*")):
         shutil.copy(file, target)
@@ -85,7 +95,9 @@ def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_
         weights.write((2).to_bytes(8, "little") + b"{}")
         weights.truncate(KIMI_K2_5_BYTES)
     text = (ROOT / "config/kimi-k2.5.yaml").read_text()
-    filled_in = text.replace("/path/to/Kimi-K2.5", str(target)).replace("/path/to/conversations.jsonl", str(ROOT / "config/demo/conversations.jsonl"))
+    filled_in = text.replace("/path/to/Kimi-K2.5", str(target)).replace(
+        "/path/to/conversations.jsonl", str(ROOT / "config/demo/conversations.jsonl")
+    )
     assert "/path/to" not in filled_in
     workflow = SlurmWorkflow(tmp_path / "run", yaml.safe_load(filled_in))
     local = Workflow(workflow.directory, workflow.config)
@@ -95,7 +107,11 @@ def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_
     assert report["findings"] == []
     assert report["subject"]["states"].startswith("57.4 kB a token")
     asked = resources_of(workflow.run("--dry-run", "extract"), "extract_pass")
-    assert {name: asked[name] for name in ("gpu", "nodes", "slurm_partition")} == {"gpu": "8", "nodes": "1", "slurm_partition": "main"}
+    assert {name: asked[name] for name in ("gpu", "nodes", "slurm_partition")} == {
+        "gpu": "8",
+        "nodes": "1",
+        "slurm_partition": "main",
+    }
     assert asked["mem_mb"] == "127033"
     assert 60 < int(asked["runtime"]) < 120
     local.config["compatibility"]["device_memory_gib"] = 40

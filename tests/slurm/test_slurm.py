@@ -1,4 +1,5 @@
-"""The demo on a real SLURM cluster through profiles/slurm: the pass is one job with 8 GPUs, a failed batch is retried alone."""
+"""The demo on a real SLURM cluster through profiles/slurm: the pass is one job with 8 GPUs, a failed batch is
+retried alone."""
 
 from __future__ import annotations
 
@@ -10,10 +11,16 @@ from integration.fixtures import demo_config
 from slurm.cluster import Cluster, why_impossible
 from slurm.workflow import SlurmWorkflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible())),
+]
 
 
-def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(cluster: Cluster, tmp_path: Path, tiny_llama: Path) -> None:
+def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(
+    cluster: Cluster, tmp_path: Path, tiny_llama: Path
+) -> None:
     workflow = SlurmWorkflow(tmp_path / "run", demo_config(tiny_llama, engine="faulty_vllm:FaultyVllmEngine"))
     workflow.cluster, workflow.eager = cluster, False
     assert workflow.run("results/demo/tokens/batches.json").returncode == 0

@@ -1,4 +1,5 @@
-"""Runs the workflow through profiles/slurm, in the foreground or beside the test, and reads SLURM's records of its jobs."""
+"""Runs the workflow through profiles/slurm, in the foreground or beside the test, and reads SLURM's records
+of its jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ EAGER_SNAKEMAKE = ROOT / "tests/slurm/eager_snakemake.py"
 HALF = 3
 """Samples after which a pass is held, of ten: the first batch and one of the second."""
 PATIENCE_S = 180
-"""For SLURM and Snakemake, each of which looks at the other only every so often, on a machine that may have more to do."""
+"""For SLURM and Snakemake, each of which looks at the other only every so often, on a machine that may have
+more to do."""
 
 
 class SlurmWorkflow(Workflow):
@@ -24,7 +26,8 @@ class SlurmWorkflow(Workflow):
     eager = True
     """Whether SLURM is asked every second instead of as the plugin does."""
     resources: tuple[str, ...] = ()
-    """What the command line sets for extract_pass, added to what the profile does: Snakemake takes the one or the other."""
+    """What the command line sets for extract_pass, added to what the profile does: Snakemake takes the one or
+    the other."""
 
     def arguments(self, *arguments: str) -> list[str]:
         local = super().arguments()
@@ -44,7 +47,12 @@ class SlurmWorkflow(Workflow):
         """The command in the background; killed with the block's end if it still runs."""
         with open(self.directory / "output.log", "wb") as output:
             process = subprocess.Popen(
-                self.arguments(*arguments), cwd=self.directory, env=self.environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                self.arguments(*arguments),
+                cwd=self.directory,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
         try:
             yield Running(self, process)
@@ -58,7 +66,8 @@ class SlurmWorkflow(Workflow):
         return {name: read_json(path) for name, path in sorted(self._ledgers().items())}
 
     def jobs_of_passes(self) -> list[dict[str, str]]:
-        """SLURM's own records of the jobs it ran for the rule extract_pass in this directory, oldest first."""
+        """SLURM's own records of the jobs it ran for the rule extract_pass in this directory, oldest
+        first."""
         logs = self.directory.glob(".snakemake/slurm_logs/rule_extract_pass/*/*.log")
         jobs = {path.stem for path in logs}
         return [record for record in self.cluster.finished_jobs() if record["JobId"] in jobs]

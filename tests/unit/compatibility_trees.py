@@ -4,9 +4,9 @@ import textwrap
 import zipfile
 from pathlib import Path
 
-from eagle3_data.compatibility.client import Client, ClientFile
-from eagle3_data.compatibility.source_tree import SourceTree, open_tree
-from eagle3_data.compatibility.symbols import Symbols
+from eagle3_data.compatibility.source.client import Client, ClientFile
+from eagle3_data.compatibility.source.source_tree import SourceTree, open_tree
+from eagle3_data.compatibility.source.symbols import Symbols
 
 CONNECTOR_PATH = "vllm/distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
 MODELS = "vllm/model_executor/models"
@@ -43,14 +43,17 @@ _SOURCES = {
     "vllm/__init__.py": "from .version import __version__\n",
     "vllm/version.py": "__version__ = '9.8.7'\n",
     "vllm/config/__init__.py": "from vllm.config.scheduler import SchedulerConfig\n",
-    "vllm/config/scheduler.py": """
+    "vllm/config/scheduler.py": (
+        """
         @config
         class SchedulerConfig:
             is_encoder_decoder: InitVar[bool]
             max_num_seqs: int = 128
             chunked: bool = field(default=True, init=False)
-    """,
-    "vllm/config/speculative.py": """
+    """
+    ),
+    "vllm/config/speculative.py": (
+        """
         SpeculativeMethod = Literal["ngram", "extract_hidden_states"]
 
         @config
@@ -58,17 +61,21 @@ _SOURCES = {
             method: SpeculativeMethod | None = None
             num_speculative_tokens: int = 1
             draft_model_config: Any = None
-    """,
-    "vllm/config/kv_transfer.py": """
+    """
+    ),
+    "vllm/config/kv_transfer.py": (
+        """
         @config
         class KVTransferConfig:
             kv_connector: str | None = None
             kv_connector_module_path: str | None = None
             kv_role: str | None = None
             kv_connector_extra_config: dict = field(default_factory=dict)
-    """,
+    """
+    ),
     "vllm/v1/core/kv_cache_utils.py": "def _ensure_min_page_size(groups): ...\n",
-    CONNECTOR_PATH: """
+    CONNECTOR_PATH: (
+        """
         from concurrent.futures import ThreadPoolExecutor
         from vllm.parallel import get_tensor_model_parallel_rank
         from vllm.interface import HiddenStateCacheSpec
@@ -88,17 +95,23 @@ _SOURCES = {
         class KVConnectorBase(ABC):
             @abstractmethod
             def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs): ...
-    """,
+    """
+    ),
     f"{MODELS}/interfaces.py": "class SupportsEagle3(Protocol): ...\nclass IsHybrid(Protocol): ...\n",
-    f"{MODELS}/registry.py": """
+    f"{MODELS}/registry.py": (
+        """
         _MODELS = {
             "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
             "OldForCausalLM": ("old", "OldForCausalLM"),
             "WrapperForConditionalGeneration": ("wrapper", "WrapperForConditionalGeneration"),
         }
-    """,
-    f"{MODELS}/llama.py": LLAMA.replace("FORWARD", textwrap.indent(CAPTURING_FORWARD.strip(), "    ").strip()),
-    f"{MODELS}/old.py": """
+    """
+    ),
+    f"{MODELS}/llama.py": LLAMA.replace(
+        "FORWARD", textwrap.indent(CAPTURING_FORWARD.strip(), "    ").strip()
+    ),
+    f"{MODELS}/old.py": (
+        """
         class OldModel(Module):
             def embed_tokens(self, input_ids): ...
 
@@ -110,14 +123,17 @@ _SOURCES = {
         class OldForCausalLM(Module):
             def __init__(self):
                 self.model = OldModel()
-    """,
-    f"{MODELS}/wrapper.py": """
+    """
+    ),
+    f"{MODELS}/wrapper.py": (
+        """
         from vllm.model_executor.models.interfaces import SupportsEagle3
 
         class WrapperForConditionalGeneration(Module, SupportsEagle3):
             def __init__(self, config):
                 self.language_model = init_vllm_registered_model(hf_config=config.text_config)
-    """,
+    """
+    ),
 }
 
 VLLM = {path: textwrap.dedent(source) for path, source in _SOURCES.items()}

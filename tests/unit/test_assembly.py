@@ -1,8 +1,9 @@
-"""What assembly takes from the records of the stages before it. The set itself is assembled in tests/integration."""
+"""What assembly takes from the records of the stages before it. The set itself is assembled in
+tests/integration."""
 
 from pathlib import Path
 
-from eagle3_data.assembly import accepted_findings
+from eagle3_data.assembly.speculators import accepted_findings
 from eagle3_data.records import write_json
 
 
@@ -11,9 +12,15 @@ def finding(name: str, accepted: bool = True) -> dict[str, object]:
 
 
 def test_what_was_accepted_before_the_load_or_by_a_canary_is_told_once(tmp_path: Path) -> None:
-    write_json(tmp_path / "compatibility/report.json", {"findings": [finding("disk-short"), finding("disk-tight", accepted=False)]})
+    write_json(
+        tmp_path / "compatibility/report.json",
+        {"findings": [finding("disk-short"), finding("disk-tight", accepted=False)]},
+    )
     for number in ("001", "002"):
-        write_json(tmp_path / f"extraction/passes/{number}/0.json", {"canary": [finding("canary-layer"), finding("canary-quantization", accepted=False)]})
+        write_json(
+            tmp_path / f"extraction/passes/{number}/0.json",
+            {"canary": [finding("canary-layer"), finding("canary-quantization", accepted=False)]},
+        )
     write_json(tmp_path / "extraction/passes/003/stored.json", {"batches": {}})
     assert [found["id"] for found in accepted_findings(tmp_path)] == ["disk-short", "canary-layer"]
 

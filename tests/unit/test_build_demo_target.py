@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoTokenizer, DeepseekV3ForCausalLM, Kimi_K25ForConditionalGeneration, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    DeepseekV3ForCausalLM,
+    Kimi_K25ForConditionalGeneration,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from eagle3_data.demo import tiny_kimi, tiny_llama, training
 from eagle3_data.demo.build import TARGETS, build_demo_target, read_conversations
@@ -56,7 +62,11 @@ def test_exactly_one_conversation_is_empty_and_one_repeats_another() -> None:
 
 @every_target
 def test_exactly_one_conversation_is_too_long_for_the_demo(target: str) -> None:
-    lengths = {row["id"]: len(encode_conversations(tokenizer_of(target), [row])) for row in WHOLE_ROWS if row["messages"]}
+    lengths = {
+        row["id"]: len(encode_conversations(tokenizer_of(target), [row]))
+        for row in WHOLE_ROWS
+        if row["messages"]
+    }
     assert lengths.pop("kitchen-garden-year") > 1200
     assert max(lengths.values()) < 800
 
@@ -66,7 +76,10 @@ def test_conversations_have_tools_reasoning_and_many_scripts() -> None:
     calling = [turn for turn in turns if turn.get("tool_calls")]
     assert [turn["content"] for turn in calling] == [None, None]
     assert sorted(len(turn["tool_calls"]) for turn in calling) == [1, 2]
-    assert {type(call["function"]["arguments"]) for turn in calling for call in turn["tool_calls"]} == {str, dict}
+    assert {type(call["function"]["arguments"]) for turn in calling for call in turn["tool_calls"]} == {
+        str,
+        dict,
+    }
     assert sum("tools" in row for row in WHOLE_ROWS) == 2
     assert sum(any("reasoning_content" in turn for turn in row["messages"]) for row in WHOLE_ROWS) == 3
     text = CONVERSATIONS.read_text(encoding="utf-8")
@@ -77,21 +90,30 @@ def test_conversations_have_tools_reasoning_and_many_scripts() -> None:
 
 
 @every_target
-@pytest.mark.parametrize("text", ["  two  spaces\n\n\ttab ", "naïve Straße", "一二三", "שלום", "👩🏽‍🚀", "\x00\x7f", "don't 1,000.5 !"])
+@pytest.mark.parametrize(
+    "text",
+    ["  two  spaces\n\n\ttab ", "naïve Straße", "一二三", "שלום", "👩🏽‍🚀", "\x00\x7f", "don't 1,000.5 !"],
+)
 def test_any_text_survives_the_tokenizer(target: str, text: str) -> None:
     assert tokenizer_of(target).decode(tokenizer_of(target).encode(text)) == text
 
 
 @every_target
-def test_special_tokens_are_single_tokens_and_nothing_is_added_to_what_the_template_wrote(target: str) -> None:
+def test_special_tokens_are_single_tokens_and_nothing_is_added_to_what_the_template_wrote(
+    target: str,
+) -> None:
     tokenizer = tokenizer_of(target)
-    assert [tokenizer.encode(token) for token in RECIPES[target].special_tokens] == [[n] for n in range(len(RECIPES[target].special_tokens))]
+    assert [tokenizer.encode(token) for token in RECIPES[target].special_tokens] == [
+        [n] for n in range(len(RECIPES[target].special_tokens))
+    ]
     rendered = render(target, WHOLE_ROWS[0]["messages"])
     assert tokenizer.encode(rendered) == tokenizer.encode(rendered, add_special_tokens=False)
     assert tokenizer.eos_token != tokenizer.pad_token
 
 
-def assert_a_longer_conversation_only_appends(target: str, messages: list[dict[str, Any]], tools: Any) -> None:
+def assert_a_longer_conversation_only_appends(
+    target: str, messages: list[dict[str, Any]], tools: Any
+) -> None:
     whole = render(target, messages, tools=tools)
     for end in range(1, len(messages)):
         assert whole.startswith(render(target, messages[:end], tools=tools))
@@ -119,20 +141,35 @@ def test_every_turn_of_a_rendered_conversation_is_there(target: str) -> None:
     for row in WHOLE_ROWS:
         if row["messages"] and all(isinstance(turn["content"], str | None) for turn in row["messages"]):
             rendered = render(target, row["messages"], tools=row.get("tools"))
-            expected = [text for turn in row["messages"] for text in (turn.get("reasoning_content"), turn["content"]) if text]
+            expected = [
+                text
+                for turn in row["messages"]
+                for text in (turn.get("reasoning_content"), turn["content"])
+                if text
+            ]
             places = [rendered.find(text) for text in expected]
             assert -1 not in places
             assert all(tool["function"]["description"] in rendered for tool in row.get("tools", []))
 
 
 @every_target
-def test_content_may_be_parts_and_arguments_text_or_an_object_and_unknown_fields_are_ignored(target: str) -> None:
+def test_content_may_be_parts_and_arguments_text_or_an_object_and_unknown_fields_are_ignored(
+    target: str,
+) -> None:
     def conversation(content: Any, arguments: Any, **unknown: Any) -> list[dict[str, Any]]:
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
-        return [{"role": "user", "content": content, **unknown}, {"role": "assistant", "content": None, "tool_calls": [call], **unknown}]
+        return [
+            {"role": "user", "content": content, **unknown},
+            {"role": "assistant", "content": None, "tool_calls": [call], **unknown},
+        ]
 
     plain = render(target, conversation("ab", '{"where": "Köln"}'))
-    assert plain == render(target, conversation([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], {"where": "Köln"}, weight=1))
+    assert plain == render(
+        target,
+        conversation(
+            [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], {"where": "Köln"}, weight=1
+        ),
+    )
     assert '{"where": "Köln"}' in plain
 
 
@@ -146,9 +183,17 @@ def test_an_assistant_may_speak_first(target: str) -> None:
 def test_kimi_numbers_the_calls_of_a_conversation() -> None:
     row = next(row for row in WHOLE_ROWS if row["id"] == "trip-planner-parallel-tools")
     rendered = render("tiny-kimi", row["messages"], tools=row["tools"])
-    calls = rendered.split("<|tool_calls_section_begin|>")[1].split("<|tool_calls_section_end|>")[0].split("<|tool_call_end|>")
-    assert [call.split("<|tool_call_argument_begin|>")[0] for call in calls[:2]] == [f"<|tool_call_begin|>functions.find_train:{n}" for n in (0, 1)]
-    assert [json.loads(call.split("<|tool_call_argument_begin|>")[1])["destination"] for call in calls[:2]] == ["Hamburg", "Berlin"]
+    calls = (
+        rendered.split("<|tool_calls_section_begin|>")[1]
+        .split("<|tool_calls_section_end|>")[0]
+        .split("<|tool_call_end|>")
+    )
+    assert [call.split("<|tool_call_argument_begin|>")[0] for call in calls[:2]] == [
+        f"<|tool_call_begin|>functions.find_train:{n}" for n in (0, 1)
+    ]
+    assert [
+        json.loads(call.split("<|tool_call_argument_begin|>")[1])["destination"] for call in calls[:2]
+    ] == ["Hamburg", "Berlin"]
 
 
 # The built targets
@@ -156,7 +201,8 @@ def test_kimi_numbers_the_calls_of_a_conversation() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A built target, its language model in float32, and states of demo text: [T, H] before the first layer and after each."""
+    """A built target, its language model in float32, and states of demo text: [T, H] before the first layer
+    and after each."""
 
     directory: Path
     model: LlamaForCausalLM | Kimi_K25ForConditionalGeneration
@@ -179,11 +225,15 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     build_demo_target(request.param, CONVERSATIONS, directory)
     cls = {"tiny-llama": LlamaForCausalLM, "tiny-kimi": Kimi_K25ForConditionalGeneration}[request.param]
     model = cls.from_pretrained(directory, dtype=torch.float32).eval()
-    ids = torch.tensor([encode_conversations(tokenizer_of(request.param), read_conversations(CONVERSATIONS))[4000:5000]])
+    ids = torch.tensor(
+        [encode_conversations(tokenizer_of(request.param), read_conversations(CONVERSATIONS))[4000:5000]]
+    )
     states: list[torch.Tensor] = []
     unfinished = Built(directory, model, states, 0.0)
     for layer in unfinished.decoder.layers:
-        layer.register_forward_hook(lambda _, inputs, output: states.extend([*([] if states else [inputs[0][0]]), output[0]]))
+        layer.register_forward_hook(
+            lambda _, inputs, output: states.extend([*([] if states else [inputs[0][0]]), output[0]])
+        )
     with torch.no_grad():
         return dataclasses.replace(unfinished, loss=model(ids, labels=ids).loss.item())
 
@@ -191,9 +241,21 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.slow
 def test_a_target_is_described_like_a_real_one(built: Built) -> None:
     described = describe_target(str(built.directory))
-    assert described.architecture == {"tiny-llama": "LlamaForCausalLM", "tiny-kimi": "KimiK25ForConditionalGeneration"}[built.directory.name]
-    assert described.text_architecture == {"tiny-llama": "LlamaForCausalLM", "tiny-kimi": "DeepseekV3ForCausalLM"}[built.directory.name]
-    assert (described.num_hidden_layers, described.hidden_size, described.max_position_embeddings) == (8, 256, 16384)
+    assert (
+        described.architecture
+        == {"tiny-llama": "LlamaForCausalLM", "tiny-kimi": "KimiK25ForConditionalGeneration"}[
+            built.directory.name
+        ]
+    )
+    assert (
+        described.text_architecture
+        == {"tiny-llama": "LlamaForCausalLM", "tiny-kimi": "DeepseekV3ForCausalLM"}[built.directory.name]
+    )
+    assert (described.num_hidden_layers, described.hidden_size, described.max_position_embeddings) == (
+        8,
+        256,
+        16384,
+    )
     assert not described.needs_remote_code
     assert resolve_layers(None, "vllm", described.num_hidden_layers) == default_layers(8) == (2, 4, 5, 8)
     assert described.vocab_size >= len(AutoTokenizer.from_pretrained(built.directory))
@@ -215,7 +277,13 @@ def test_a_target_has_learned_something(built: Built) -> None:
 @pytest.mark.slow
 def test_states_of_neighbouring_layers_differ(built: Built) -> None:
     assert len(built.states) == 9
-    assert min(((after - before).norm() / before.norm()).item() for before, after in zip(built.states, built.states[1:], strict=False)) > 0.2
+    assert (
+        min(
+            ((after - before).norm() / before.norm()).item()
+            for before, after in zip(built.states, built.states[1:], strict=False)
+        )
+        > 0.2
+    )
 
 
 @pytest.mark.slow
@@ -230,9 +298,16 @@ def test_states_after_the_final_norm_do_not_pass_for_states_before_it(built: Bui
 def test_norm_weights_and_router_biases_are_random(built: Built) -> None:
     with safe_open(built.directory / "model.safetensors", framework="pt") as weights:
         norms = [weights.get_tensor(name).float() for name in weights.keys() if "norm" in name]  # noqa: SIM118
-        biases = [weights.get_tensor(name).float() for name in weights.keys() if name.endswith("e_score_correction_bias")]  # noqa: SIM118
+        biases = [
+            weights.get_tensor(name).float()
+            for name in weights.keys()  # noqa: SIM118
+            if name.endswith("e_score_correction_bias")
+        ]
     assert len(norms) == {"tiny-llama": 2 * 8 + 1, "tiny-kimi": 4 * 8 + 1}[built.directory.name]
-    assert all(norm.abs().std() > 0.2 and norm.abs().max() < 1.7 and 0 < (norm > 0).float().mean() < 1 for norm in norms)
+    assert all(
+        norm.abs().std() > 0.2 and norm.abs().max() < 1.7 and 0 < (norm > 0).float().mean() < 1
+        for norm in norms
+    )
     assert len(biases) == {"tiny-llama": 0, "tiny-kimi": 7}[built.directory.name]
     assert all(bias.abs().min() > 0 and bias.abs().max() < 0.3 for bias in biases)
 
@@ -252,11 +327,22 @@ def test_tiny_kimi_has_the_names_and_keys_of_the_real_checkpoint(tmp_path: Path)
         assert {weights.get_slice(name).get_dtype() for name in names} == {"BF16"}
     assert all(name.startswith(("language_model.model.", "language_model.lm_head.")) for name in names)
     layer = "language_model.model.layers.1."
-    assert {layer + "self_attn.kv_b_proj.weight", layer + "mlp.experts.7.gate_proj.weight", layer + "mlp.shared_experts.up_proj.weight"} <= names
-    assert {layer + "mlp.gate.weight", layer + "mlp.gate.e_score_correction_bias", "language_model.model.layers.0.mlp.up_proj.weight"} <= names
+    assert {
+        layer + "self_attn.kv_b_proj.weight",
+        layer + "mlp.experts.7.gate_proj.weight",
+        layer + "mlp.shared_experts.up_proj.weight",
+    } <= names
+    assert {
+        layer + "mlp.gate.weight",
+        layer + "mlp.gate.e_score_correction_bias",
+        "language_model.model.layers.0.mlp.up_proj.weight",
+    } <= names
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["model_type"], config["text_config"]["model_type"]) == ("kimi_k25", "kimi_k2")
-    assert (config["text_config"]["topk_method"], config["text_config"]["scoring_func"]) == ("noaux_tc", "sigmoid")
+    assert (config["text_config"]["topk_method"], config["text_config"]["scoring_func"]) == (
+        "noaux_tc",
+        "sigmoid",
+    )
     assert config["text_config"]["num_attention_heads"] % 8 == 0
 
 
@@ -281,7 +367,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_target_and_another_seed_another_one(quick: None, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_target_and_another_seed_another_one(
+    quick: None, tmp_path: Path
+) -> None:
     torch.manual_seed(99)
     state = torch.get_rng_state()
     for name, seed in (("first", 3), ("again", 3), ("other", 4)):
@@ -301,7 +389,9 @@ def test_an_earlier_build_is_replaced_and_nothing_is_left_beside_it(quick: None,
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
-    short.write_text('{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}\n{"id": "b", "messages": []}\n')
+    short.write_text(
+        '{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}\n{"id": "b", "messages": []}\n'
+    )
     with pytest.raises(InputError, match="needs more than 64"):
         build_demo_target("tiny-llama", short, tmp_path / "target")
     assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]

@@ -11,7 +11,7 @@ import torch
 from compressed_tensors.compressors import unpack_from_int32
 from safetensors.torch import load_file, save_file
 
-from eagle3_data.compatibility.canary_quantization import PackedIntegers, StoredNames, quantize_canary, scheme_of
+from eagle3_data.canary.quantization import PackedIntegers, StoredNames, quantize_canary, scheme_of
 from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B
 
 INT4 = KIMI_K2_5["text_config"]["quantization_config"]
@@ -34,7 +34,12 @@ def test_kimis_int4_is_covered():
         DEEPSEEK_V3["quantization_config"],
         {**INT4, "format": "int-quantized"},
         {**INT4, "config_groups": {**INT4["config_groups"], "group_1": {}}},
-        {**INT4, "config_groups": {"group_0": {**INT4["config_groups"]["group_0"], "input_activations": {"num_bits": 8}}}},
+        {
+            **INT4,
+            "config_groups": {
+                "group_0": {**INT4["config_groups"]["group_0"], "input_activations": {"num_bits": 8}}
+            },
+        },
         {**INT4, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
         {**INT4, "transform_config": {"config_groups": {"rotation": {}}}},
         int4_with(symmetric=False),
@@ -73,7 +78,14 @@ def test_a_name_that_the_target_has_decides_and_other_layers_only_where_it_has_n
     assert not names.is_packed("lm_head.weight")
 
 
-@pytest.mark.parametrize("case", ["experts in one tensor", "columns that groups do not divide", "a kind of weight that only the target has"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "experts in one tensor",
+        "columns that groups do not divide",
+        "a kind of weight that only the target has",
+    ],
+)
 def test_a_canary_that_cannot_be_packed_as_the_target_is_left_plain(tmp_path, case):
     names = ["layers.0.up.weight_packed"]
     plain = plain_canary(tmp_path / "plain", {"hidden_size": 64}, "")
@@ -83,42 +95,62 @@ def test_a_canary_that_cannot_be_packed_as_the_target_is_left_plain(tmp_path, ca
         save_file({"layers.0.up.weight": torch.randn(64, 48)}, plain / "model.safetensors")
     else:
         names.append("layers.0.experts.7.up.weight_packed")
-    assert not quantize_canary(checkpoint(tmp_path / "target", {"quantization_config": INT4}, names), plain, tmp_path / "quantized")
+    assert not quantize_canary(
+        checkpoint(tmp_path / "target", {"quantization_config": INT4}, names), plain, tmp_path / "quantized"
+    )
     assert not (tmp_path / "quantized").exists()
 
 
 def checkpoint(directory: Path, config: dict[str, Any], names: list[str]) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "one.safetensors")}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "one.safetensors")})
+    )
     return directory
 
 
 def plain_canary(directory: Path, config: dict[str, Any], prefix: str) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
-    weights = {f"{prefix}layers.0.{name}.weight": torch.randn(64, 64).to(torch.bfloat16) for name in ("up", "gate")}
+    weights = {
+        f"{prefix}layers.0.{name}.weight": torch.randn(64, 64).to(torch.bfloat16) for name in ("up", "gate")
+    }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
 def test_the_quantized_copy_says_so_where_the_target_does_and_the_plain_one_has_its_values(tmp_path):
-    target = checkpoint(tmp_path / "target", KIMI_K2_5, ["l.layers.0.up.weight_packed", "l.layers.0.gate.weight"])
+    target = checkpoint(
+        tmp_path / "target", KIMI_K2_5, ["l.layers.0.up.weight_packed", "l.layers.0.gate.weight"]
+    )
     plain = plain_canary(tmp_path / "plain", {"text_config": {"hidden_size": 64}}, "l.")
     before = load_file(plain / "model.safetensors")
     assert quantize_canary(target, plain, tmp_path / "quantized")
     config = json.loads((tmp_path / "quantized/config.json").read_text())
     assert config == {"text_config": {"hidden_size": 64, "quantization_config": INT4}}
-    stored, values = load_file(tmp_path / "quantized/model.safetensors"), load_file(plain / "model.safetensors")
-    assert set(stored) == {"l.layers.0.gate.weight", *(f"l.layers.0.up.weight_{part}" for part in ("packed", "scale", "shape"))}
+    stored, values = (
+        load_file(tmp_path / "quantized/model.safetensors"),
+        load_file(plain / "model.safetensors"),
+    )
+    assert set(stored) == {
+        "l.layers.0.gate.weight",
+        *(f"l.layers.0.up.weight_{part}" for part in ("packed", "scale", "shape")),
+    }
     assert torch.equal(values["l.layers.0.gate.weight"], before["l.layers.0.gate.weight"])
-    assert torch.equal(values["l.layers.0.up.weight"], PackedIntegers(4, 32).quantize(before["l.layers.0.up.weight"])[1])
+    assert torch.equal(
+        values["l.layers.0.up.weight"], PackedIntegers(4, 32).quantize(before["l.layers.0.up.weight"])[1]
+    )
 
 
 def test_without_quantized_weights_or_a_covered_way_nothing_is_written(tmp_path):
     plain = plain_canary(tmp_path / "canary", {"hidden_size": 64}, "")
     awq = {**DEEPSEEK_V3, "quantization_config": {"quant_method": "awq"}}
-    cases = {"no-names": (DEEPSEEK_V3, []), "plain": (LLAMA_3_1_70B, ["layers.0.up.weight_packed"]), "awq": (awq, ["layers.0.up.qweight"])}
+    cases = {
+        "no-names": (DEEPSEEK_V3, []),
+        "plain": (LLAMA_3_1_70B, ["layers.0.up.weight_packed"]),
+        "awq": (awq, ["layers.0.up.qweight"]),
+    }
     for case, (config, names) in cases.items():
         assert not quantize_canary(checkpoint(tmp_path / case, config, names), plain, tmp_path / "quantized")
     assert not (tmp_path / "quantized").exists()

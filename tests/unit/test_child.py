@@ -22,7 +22,8 @@ def test_a_killed_child_is_gone_and_told_in_words(tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_killed_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A process that waits for a device's driver (state D) does not die of SIGKILL: here one that gets none stands for it."""
+    """A process that waits for a device's driver (state D) does not die of SIGKILL: here one that gets none
+    stands for it."""
     monkeypatch.setattr(child, "DEATH_S", 0.3)
     stuck = Child("http.server", ["0"], tmp_path / "log")
     killpg, pid = os.killpg, stuck.process.pid

@@ -5,11 +5,12 @@ import ast
 import pytest
 from compatibility_trees import CONNECTOR_PATH, client, symbols
 
-from eagle3_data.compatibility.binding import check_client
-from eagle3_data.compatibility.signatures import Signature, bind, of_constructor
+from eagle3_data.compatibility.client.binding import check_client
+from eagle3_data.compatibility.source.signatures import Signature, bind, of_constructor
 
 API = {
-    "vllm/api.py": """
+    "vllm/api.py": (
+        """
         from vllm.config import SchedulerConfig
 
         def build(groups, *, blocks=1): ...
@@ -43,6 +44,7 @@ API = {
         class Foreign(torch.nn.Module):
             pass
     """
+    )
 }
 
 
@@ -66,7 +68,9 @@ def found(tmp_path, source):
 )
 def test_calls_bind_as_python_would_bind_them(call, misfits):
     signature = Signature(("a", "b"), ("c",), frozenset({"a", "b"}))
-    assert [(misfit.id, misfit.message) for misfit in bind(ast.parse(call).body[0].value, signature)] == misfits
+    assert [
+        (misfit.id, misfit.message) for misfit in bind(ast.parse(call).body[0].value, signature)
+    ] == misfits
 
 
 def test_constructors_are_read_from_init_fields_and_bases(tmp_path):
@@ -84,7 +88,10 @@ def test_constructors_are_read_from_init_fields_and_bases(tmp_path):
     [
         ("from vllm.api import Executor, build\nbuild([], blocks=2)\nExecutor(config=1)", []),
         ("from vllm.api import build\nbuild([], size=2)", [("unexpected-argument", "fail")]),
-        ("from vllm.config import SchedulerConfig\nSchedulerConfig(max_num_seqs=1)", [("missing-argument", "fail")]),
+        (
+            "from vllm.config import SchedulerConfig\nSchedulerConfig(max_num_seqs=1)",
+            [("missing-argument", "fail")],
+        ),
         ("from vllm.gone import x", [("missing-module", "fail")]),
         ("import vllm.gone", [("missing-module", "fail")]),
         ("from vllm.api import gone", [("missing-name", "fail")]),
@@ -92,7 +99,10 @@ def test_constructors_are_read_from_init_fields_and_bases(tmp_path):
         ("from vllm.api import Executor\ne = Executor(1)\ne.gone", [("missing-name", "fail")]),
         ("from vllm.api import Executor\ne = Executor(1)\ne.settings.gone", [("missing-name", "fail")]),
         ("from vllm.api import State\nState.DONE\nState.GONE", [("missing-name", "fail")]),
-        ("from vllm.api import Executor\nExecutor.plan(1, 2)\nExecutor(1).plan(1)", [("unexpected-argument", "fail")]),
+        (
+            "from vllm.api import Executor\nExecutor.plan(1, 2)\nExecutor(1).plan(1)",
+            [("unexpected-argument", "fail")],
+        ),
         ("from vllm.api import Executor\nExecutor(1).execute_model(1)", [("discarded-result", "warn")]),
         ("from vllm.api import Executor\nout = Executor(1).execute_model(1)", []),
         (
@@ -122,27 +132,50 @@ def test_what_is_guarded_foreign_or_unknown_fails_nothing(tmp_path, source):
 
 
 def test_a_finding_names_both_places_and_a_remedy(tmp_path):
-    (finding,) = check_client(client("\n\nfrom vllm.config import SchedulerConfig\nSchedulerConfig()\n"), symbols(tmp_path))
+    (finding,) = check_client(
+        client("\n\nfrom vllm.config import SchedulerConfig\nSchedulerConfig()\n"), symbols(tmp_path)
+    )
     assert finding.client_location == "client.py:4"
     assert finding.vllm_location == "vllm/config/scheduler.py:3"
     assert finding.title == "SchedulerConfig() needs argument 'is_encoder_decoder'"
     assert finding.remedy
 
 
-CONNECTOR = "from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import ExampleHiddenStatesConnector as Base, KVConnectorBase\n"
+CONNECTOR = (
+    "from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import"
+    " ExampleHiddenStatesConnector as Base, KVConnectorBase\n"
+)
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("class C(Base):\n    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs): ...", []),
+        (
+            "class C(Base):\n    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs): ...",
+            [],
+        ),
         ("class C(Base):\n    def save_kv_layer(self, *args, **kwargs): ...", []),
-        ("class C(Base):\n    def save_kv_layer(self, layer_name): ...", ["override-misfit", "override-misfit"]),
-        ("class C(Base):\n    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, more, **kwargs): ...", ["override-misfit"]),
+        (
+            "class C(Base):\n    def save_kv_layer(self, layer_name): ...",
+            ["override-misfit", "override-misfit"],
+        ),
+        (
+            (
+                "class C(Base):\n    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, more,"
+                " **kwargs): ..."
+            ),
+            ["override-misfit"],
+        ),
         ("class C(KVConnectorBase):\n    pass", ["abstract-not-implemented"]),
         ("class C(Base):\n    def __init__(self):\n        super().__init__(1)", ["missing-argument"]),
         ("class C(Base):\n    def __init__(self, *a, **k):\n        super().__init__(*a, **k)", []),
-        ("class C(Base):\n    def f(self):\n        return self._path, self._mine\n    def g(self):\n        self._mine = 1", []),
+        (
+            (
+                "class C(Base):\n    def f(self):\n        return self._path, self._mine\n    def g(self):\n "
+                "       self._mine = 1"
+            ),
+            [],
+        ),
         ("class C(Base):\n    def f(self):\n        return self._gone, self._gone", ["missing-name"]),
         ("class C(Base):\n    def f(self):\n        super().gone()", ["missing-name"]),
         ("class C(Base, Other):\n    def f(self):\n        return self._gone", []),
@@ -154,5 +187,10 @@ def test_subclasses_of_vllm_classes_are_judged(tmp_path, body, expected):
 
 def test_an_override_that_lacks_an_optional_argument_only_warns(tmp_path):
     changed = {CONNECTOR_PATH: "class Base:\n    def f(self, a, b=1): ...\n"}
-    source = CONNECTOR.replace("ExampleHiddenStatesConnector as Base, KVConnectorBase", "Base") + "class C(Base):\n    def f(self, a): ..."
-    assert [(f.id, f.level) for f in check_client(client(source), symbols(tmp_path, changed))] == [("override-misfit", "warn")]
+    source = (
+        CONNECTOR.replace("ExampleHiddenStatesConnector as Base, KVConnectorBase", "Base")
+        + "class C(Base):\n    def f(self, a): ..."
+    )
+    assert [(f.id, f.level) for f in check_client(client(source), symbols(tmp_path, changed))] == [
+        ("override-misfit", "warn")
+    ]

@@ -3,11 +3,14 @@
 import pytest
 from compatibility_trees import CAPTURING_FORWARD, MODELS, VLLM, client, symbols, with_forward
 
-from eagle3_data.compatibility.capture import check_capture, find_capture
-from eagle3_data.compatibility.models import ModelRegistry, check_architecture
-from eagle3_data.compatibility.patched import check_patches
+from eagle3_data.compatibility.client.patched import check_patches
+from eagle3_data.compatibility.vllm.capture import check_capture, find_capture
+from eagle3_data.compatibility.vllm.models import ModelRegistry, check_architecture
 
-LOOP = "for idx, layer in enumerate(islice(self.layers, self.start_layer, self.end_layer), start=self.start_layer):"
+LOOP = (
+    "for idx, layer in enumerate(islice(self.layers, self.start_layer, self.end_layer),"
+    " start=self.start_layer):"
+)
 
 
 def llama(tmp_path, forward=CAPTURING_FORWARD, changes=None):
@@ -31,12 +34,16 @@ def test_a_known_architecture_has_its_decoder_and_its_eagle3_flag(tmp_path):
 
 def test_a_wrapper_is_followed_to_the_language_model_its_configuration_names(tmp_path):
     registry = ModelRegistry(symbols(tmp_path))
-    assert registry.describe("WrapperForConditionalGeneration", "LlamaForCausalLM").decoder.name == "LlamaModel"
+    assert (
+        registry.describe("WrapperForConditionalGeneration", "LlamaForCausalLM").decoder.name == "LlamaModel"
+    )
     assert registry.describe("WrapperForConditionalGeneration", "NobodysForCausalLM").decoder is None
 
 
 def test_a_wrapper_is_followed_to_the_architecture_it_names_itself(tmp_path):
-    source = VLLM[f"{MODELS}/wrapper.py"].replace("config.text_config", "config.text_config, architectures=['LlamaForCausalLM']")
+    source = VLLM[f"{MODELS}/wrapper.py"].replace(
+        "config.text_config", "config.text_config, architectures=['LlamaForCausalLM']"
+    )
     registry = ModelRegistry(symbols(tmp_path, {f"{MODELS}/wrapper.py": source}))
     assert registry.describe("WrapperForConditionalGeneration", "").decoder.name == "LlamaModel"
 
@@ -44,8 +51,12 @@ def test_a_wrapper_is_followed_to_the_architecture_it_names_itself(tmp_path):
 def test_an_unknown_architecture_fails_unless_the_transformers_backend_may_take_it(tmp_path):
     _, findings = check_architecture(ModelRegistry(symbols(tmp_path / "a")), "NobodysForCausalLM")
     assert [(f.id, f.level) for f in findings] == [("architecture-unregistered", "fail")]
-    with_backend = VLLM[f"{MODELS}/registry.py"].replace("_MODELS = {", '_MODELS = {\n    "TransformersForCausalLM": ("t", "T"),')
-    _, findings = check_architecture(ModelRegistry(symbols(tmp_path / "b", {f"{MODELS}/registry.py": with_backend})), "NobodysForCausalLM")
+    with_backend = VLLM[f"{MODELS}/registry.py"].replace(
+        "_MODELS = {", '_MODELS = {\n    "TransformersForCausalLM": ("t", "T"),'
+    )
+    _, findings = check_architecture(
+        ModelRegistry(symbols(tmp_path / "b", {f"{MODELS}/registry.py": with_backend})), "NobodysForCausalLM"
+    )
     assert [(f.id, f.level) for f in findings] == [("architecture-unregistered", "unknown")]
 
 
@@ -68,7 +79,10 @@ def forward(self, hidden_states, residual=None):
     LAST
     return hidden_states, aux_hidden_states
 """
-CATCHES_LAST = "if self.end_layer in self.aux_hidden_state_layers:\n        aux_hidden_states.append(hidden_states + residual)"
+CATCHES_LAST = (
+    "if self.end_layer in self.aux_hidden_state_layers:\n        aux_hidden_states.append(hidden_states +"
+    " residual)"
+)
 
 
 def test_a_forward_that_captures_before_each_layer_misses_the_last_id_and_breaks_at_zero(tmp_path):
@@ -93,9 +107,14 @@ def test_a_forward_that_counts_from_another_layer_is_told(tmp_path):
 
 
 def test_a_forward_that_captures_nothing_fails_for_every_id(tmp_path):
-    table, architecture = llama(tmp_path, f"def forward(self, x):\n    {LOOP}\n        x = layer(x)\n    return x")
+    table, architecture = llama(
+        tmp_path, f"def forward(self, x):\n    {LOOP}\n        x = layer(x)\n    return x"
+    )
     (finding,) = check_capture(table, architecture, (2, 32), 32)
-    assert (finding.id, finding.level) == ("layer-not-captured", "fail") and "2 and 32 (the last)" in finding.title
+    assert (finding.id, finding.level) == (
+        "layer-not-captured",
+        "fail",
+    ) and "2 and 32 (the last)" in finding.title
 
 
 def test_layers_taken_by_index_are_understood(tmp_path):
@@ -116,7 +135,10 @@ def forward(self, x, residual):
     "forward",
     [
         "def forward(self, x):\n    return self.run_layers(x, self.aux_hidden_state_layers)",
-        f"def forward(self, x):\n    {LOOP}\n        x = layer(x)\n    return x, self.pick(self.aux_hidden_state_layers)",
+        (
+            f"def forward(self, x):\n    {LOOP}\n        x = layer(x)\n    return x,"
+            " self.pick(self.aux_hidden_state_layers)"
+        ),
     ],
 )
 def test_a_form_that_is_not_understood_is_said_to_be_unknown(tmp_path, forward):
@@ -143,8 +165,12 @@ def test_the_transformers_backend_captures_from_id_one(tmp_path):
                 for layer in layers:
                     name = self._layer_names[layer - 1]
     """
-    registry = VLLM[f"{MODELS}/registry.py"].replace('("llama", "LlamaForCausalLM")', '("transformers", "LlamaForCausalLM")')
-    table, architecture = llama(tmp_path, changes={f"{MODELS}/transformers.py": backend, f"{MODELS}/registry.py": registry})
+    registry = VLLM[f"{MODELS}/registry.py"].replace(
+        '("llama", "LlamaForCausalLM")', '("transformers", "LlamaForCausalLM")'
+    )
+    table, architecture = llama(
+        tmp_path, changes={f"{MODELS}/transformers.py": backend, f"{MODELS}/registry.py": registry}
+    )
     assert ids(table, architecture, (2, 16, 32)) == []
     assert ids(table, architecture, (0, 2, 32)) == [("layer-not-captured", "fail")]
 

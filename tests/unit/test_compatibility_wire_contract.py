@@ -3,8 +3,13 @@
 import pytest
 from compatibility_trees import CONNECTOR_PATH, MODELS, VLLM, client, symbols
 
-from eagle3_data.compatibility.models import ModelRegistry
-from eagle3_data.compatibility.wire_contract import Plan, check_contract, check_engine_arguments, read_contract
+from eagle3_data.compatibility.vllm.models import ModelRegistry
+from eagle3_data.compatibility.vllm.wire_contract import (
+    Plan,
+    check_contract,
+    check_engine_arguments,
+    read_contract,
+)
 
 SLOTS = "slots = get_forward_context().slot_mapping[layer_name]\n        save_file(kv_layer[slots])"
 
@@ -25,7 +30,11 @@ def test_a_vllm_that_reads_the_cache_when_a_request_ends_is_safe(tmp_path):
 
 
 def test_a_vllm_without_the_method_or_the_connector_fails_with_that_alone(tmp_path):
-    without = {"vllm/config/speculative.py": VLLM["vllm/config/speculative.py"].replace(', "extract_hidden_states"', "")}
+    without = {
+        "vllm/config/speculative.py": (
+            VLLM["vllm/config/speculative.py"].replace(', "extract_hidden_states"', "")
+        )
+    }
     assert found(symbols(tmp_path / "a", without)) == [("no-extraction-method", "fail")]
     assert found(symbols(tmp_path / "b", {CONNECTOR_PATH: None})) == [("no-connector", "fail")]
 
@@ -59,7 +68,10 @@ def test_ranks_that_all_write_fail_only_with_tensor_parallelism(tmp_path):
 
 
 def test_an_allowlist_of_model_types_is_respected(tmp_path):
-    listed = VLLM["vllm/config/speculative.py"] + "\n    def check(self):\n        aux_hidden_states_supported = ['llama', 'qwen']\n"
+    listed = (
+        VLLM["vllm/config/speculative.py"]
+        + "\n    def check(self):\n        aux_hidden_states_supported = ['llama', 'qwen']\n"
+    )
     table = symbols(tmp_path, {"vllm/config/speculative.py": listed})
     assert found(table, Plan(model_type="qwen3_moe")) == []
     assert found(table, Plan(model_type="deepseek_v3")) == [("model-type-refused", "fail")]
@@ -69,14 +81,30 @@ def test_an_allowlist_of_model_types_is_respected(tmp_path):
     ("changes", "expected"),
     [
         ({}, []),
-        ({CONNECTOR_PATH: VLLM[CONNECTOR_PATH].replace("from vllm.interface import HiddenStateCacheSpec\n", "")}, ["hybrid-states-wrong"]),
         (
             {
-                CONNECTOR_PATH: VLLM[CONNECTOR_PATH]
-                .replace("from vllm.interface import HiddenStateCacheSpec\n", "")
-                .replace("        pass\n", "        slots = get_forward_context().slot_mapping[layer_name]\n", 1)
+                CONNECTOR_PATH: (
+                    VLLM[CONNECTOR_PATH].replace("from vllm.interface import HiddenStateCacheSpec\n", "")
+                )
             },
-            ["unsafe-chunked-prefill", "unsafe-prefix-caching"],  # wrong for other reasons, but these slots are the states' own
+            ["hybrid-states-wrong"],
+        ),
+        (
+            {
+                CONNECTOR_PATH: (
+                    VLLM[CONNECTOR_PATH]
+                    .replace("from vllm.interface import HiddenStateCacheSpec\n", "")
+                    .replace(
+                        "        pass\n",
+                        "        slots = get_forward_context().slot_mapping[layer_name]\n",
+                        1,
+                    )
+                )
+            },
+            [
+                "unsafe-chunked-prefill",
+                "unsafe-prefix-caching",
+            ],  # wrong for other reasons, but these slots are the states' own
         ),
         ({"vllm/v1/core/kv_cache_utils.py": ""}, ["hybrid-page-too-small"]),
     ],
@@ -92,12 +120,19 @@ def test_hybrid_models_need_their_cache_group_found_and_fitting(tmp_path, change
     assert [finding.id for finding in check_contract(table, Plan(), architecture)] == expected
 
 
-@pytest.mark.parametrize(("flag", "expected"), [("", ["pipeline-loses-states"]), ("    supports_aux_hidden_states_over_pp = True\n", [])])
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [("", ["pipeline-loses-states"]), ("    supports_aux_hidden_states_over_pp = True\n", [])],
+)
 def test_pipeline_stages_must_hand_captured_states_on(tmp_path, flag, expected):
-    model = VLLM[f"{MODELS}/llama.py"].replace("class LlamaModel(Module):\n", f"class LlamaModel(Module):\n{flag}")
+    model = VLLM[f"{MODELS}/llama.py"].replace(
+        "class LlamaModel(Module):\n", f"class LlamaModel(Module):\n{flag}"
+    )
     table = symbols(tmp_path, {f"{MODELS}/llama.py": model})
     architecture = ModelRegistry(table).describe("LlamaForCausalLM")
-    assert [finding.id for finding in check_contract(table, Plan(pipeline_parallel=2), architecture)] == expected
+    assert [
+        finding.id for finding in check_contract(table, Plan(pipeline_parallel=2), architecture)
+    ] == expected
 
 
 @pytest.mark.parametrize(
@@ -107,11 +142,32 @@ def test_pipeline_stages_must_hand_captured_states_on(tmp_path, flag, expected):
         ("path = response['hidden_states_path']\nwait_for_lock(path + '.lock')", []),
         ("x = {'kv_transfer_params': {'hidden_states_path': p}}\nload_hidden_states(p)", []),
         ("x = {'kv_transfer_params': {'hidden_states_folder': p}}", [("ignored-key", "fail")]),
-        ("x = {'kv_connector': 'C', 'kv_connector_extra_config': {'shared_storage_path': p, 'allow_custom_save_path': True}}", []),
-        ("x = {'kv_connector': 'C', 'kv_connector_extra_config': {'use_lock': False}}", [("ignored-key", "fail")]),
-        ("x = {'kv_connector': 'C', 'kv_connector_extra_config': {'mine': 1}}\nself.c.get_from_extra_config('mine', 0)", []),
-        ("x = {'kv_connector': 'C', 'kv_conector_module_path': 'm'}", [("unknown-configuration-key", "fail")]),
-        ("x = {'method': 'extract_hidden_states', 'num_speculative_tokens': 1, 'layers': [2]}", [("unknown-configuration-key", "fail")]),
+        (
+            (
+                "x = {'kv_connector': 'C', 'kv_connector_extra_config': {'shared_storage_path': p,"
+                " 'allow_custom_save_path': True}}"
+            ),
+            [],
+        ),
+        (
+            "x = {'kv_connector': 'C', 'kv_connector_extra_config': {'use_lock': False}}",
+            [("ignored-key", "fail")],
+        ),
+        (
+            (
+                "x = {'kv_connector': 'C', 'kv_connector_extra_config': {'mine':"
+                " 1}}\nself.c.get_from_extra_config('mine', 0)"
+            ),
+            [],
+        ),
+        (
+            "x = {'kv_connector': 'C', 'kv_conector_module_path': 'm'}",
+            [("unknown-configuration-key", "fail")],
+        ),
+        (
+            "x = {'method': 'extract_hidden_states', 'num_speculative_tokens': 1, 'layers': [2]}",
+            [("unknown-configuration-key", "fail")],
+        ),
         ("x = {'method': 'GET', 'layers': [2]}", []),
     ],
 )

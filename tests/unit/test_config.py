@@ -7,7 +7,15 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from eagle3_data.config import Compatibility, Config, Extraction, Tokenization, load_config, load_section, sections_json
+from eagle3_data.config import (
+    Compatibility,
+    Config,
+    Extraction,
+    Tokenization,
+    load_config,
+    load_section,
+    sections_json,
+)
 from eagle3_data.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"target": {"path": "model"}, "data": {"sources": [{"path": "rows.jsonl"}]}}
@@ -33,16 +41,34 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
         ({}, "target: Field required"),
         (changed(extration={}), "extration: unknown key; did you mean `extraction`?"),
         (changed(target={"path": "m", "trust": True}), "target.trust: unknown key"),
-        (changed(data={"sources": [{"path": "a", "layot": "x"}]}), "data.sources.0.layot: unknown key; did you mean `layout`?"),
+        (
+            changed(data={"sources": [{"path": "a", "layot": "x"}]}),
+            "data.sources.0.layot: unknown key; did you mean `layout`?",
+        ),
         (changed(data={"sources": [{"path": "a.jsonl"}, {"path": "b/a.json"}]}), "two sources are named 'a'"),
-        (changed(extraction={"engine_arguments": {"dtype": "half"}}), "engine_arguments.dtype is set by the workflow; use extraction.dtype"),
-        (changed(extraction={"engine": TRANSFORMERS, "engine_arguments": {"seed": 1}}), "the transformers engine takes no engine_arguments (given: seed)"),
-        (changed(extraction={"engine": TRANSFORMERS, "tensor_parallel": 8}), "the transformers engine uses one device, tensor_parallel is 8"),
+        (
+            changed(extraction={"engine_arguments": {"dtype": "half"}}),
+            "engine_arguments.dtype is set by the workflow; use extraction.dtype",
+        ),
+        (
+            changed(extraction={"engine": TRANSFORMERS, "engine_arguments": {"seed": 1}}),
+            "the transformers engine takes no engine_arguments (given: seed)",
+        ),
+        (
+            changed(extraction={"engine": TRANSFORMERS, "tensor_parallel": 8}),
+            "the transformers engine uses one device, tensor_parallel is 8",
+        ),
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
         (changed(tokenization={"date": "2025-13-45"}), "tokenization.date: 2025-13-45 is no date"),
         (changed(tokenization={"date": "01.02.2025"}), "tokenization.date: String should match pattern"),
-        (changed(compatibility={"allow": ["disk-tigth"]}), "compatibility.allow: there is no finding 'disk-tigth'; did you mean disk-tight or disk-short?"),
-        (changed(compatibility={"allow": ["nonsense"]}), "compatibility.allow: there is no finding 'nonsense'; copy the id from the report"),
+        (
+            changed(compatibility={"allow": ["disk-tigth"]}),
+            "compatibility.allow: there is no finding 'disk-tigth'; did you mean disk-tight or disk-short?",
+        ),
+        (
+            changed(compatibility={"allow": ["nonsense"]}),
+            "compatibility.allow: there is no finding 'nonsense'; copy the id from the report",
+        ),
         (changed(run="store"), "would share results/store"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],

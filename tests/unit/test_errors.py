@@ -44,7 +44,9 @@ def test_the_rendered_text_starts_with_the_headline() -> None:
     assert "caused by OSError: [Errno 28]" in lines[1]
 
 
-def test_an_error_of_the_system_has_its_errno_also_where_a_library_tells_it_only_in_words(tmp_path: Path) -> None:
+def test_an_error_of_the_system_has_its_errno_also_where_a_library_tells_it_only_in_words(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SafetensorError) as caught:
         save_file({"x": np.zeros(1000, np.float32)}, tmp_path / "no such folder" / "x")
     assert describe_exception(caught.value)["errno"] == errno.ENOENT

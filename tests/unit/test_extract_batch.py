@@ -14,7 +14,12 @@ def test_gates_that_ask_at_once_name_the_same_one(tmp_path: Path) -> None:
     for round_ in range(50):
         start, named = threading.Barrier(GATES), []
 
-        def ask(batch: int, start: threading.Barrier = start, named: list[str] = named, told: Path = tmp_path / f"{round_}.told") -> None:
+        def ask(
+            batch: int,
+            start: threading.Barrier = start,
+            named: list[str] = named,
+            told: Path = tmp_path / f"{round_}.told",
+        ) -> None:
             start.wait()
             named.append(first_to_tell(f"{batch:05d}", told))
 

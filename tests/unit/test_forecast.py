@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 from eagle3_data.config import Config, Extraction, load_config
-from eagle3_data.extraction.forecast import LONGEST_MIN, SHORTEST_MIN, SUPERVISOR_MB, WORKER_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.extraction.identity import identify_extraction
-from eagle3_data.extraction.paths import ExtractionPaths
-from eagle3_data.extraction.planning import Plan
+from eagle3_data.passes.forecast import (
+    LONGEST_MIN,
+    SHORTEST_MIN,
+    SUPERVISOR_MB,
+    WORKER_MB,
+    Pace,
+    host_memory_mb,
+    walltime_min,
+)
+from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.planning import Plan
 from eagle3_data.records import write_json
 from eagle3_data.target import TargetDescription
 
@@ -21,7 +29,14 @@ TARGET = TargetDescription("t", *KIMI, 61, 7168, 163_840, 262_144, "int4", KIMI_
 
 
 def ledger(load_s: float | None, extraction_s: float, tokens: int) -> dict[str, Any]:
-    return {"load_s": load_s, "extraction_s": extraction_s, "tokens_extracted": tokens, "elapsed_s": 7_000.0, "lease_wait_s": 0.0, "failure": None}
+    return {
+        "load_s": load_s,
+        "extraction_s": extraction_s,
+        "tokens_extracted": tokens,
+        "elapsed_s": 7_000.0,
+        "lease_wait_s": 0.0,
+        "failure": None,
+    }
 
 
 NOTHING_TO_DO = ledger(None, 0.0, 0)
@@ -58,7 +73,12 @@ def test_a_load_that_was_cut_short_asks_for_more_the_next_time() -> None:
 
 def test_waiting_for_another_pass_is_no_loading() -> None:
     assumed = Pace.assumed(KIMI_BYTES)
-    waited = {**NOTHING_TO_DO, "elapsed_s": 36_000.0, "lease_wait_s": 36_000.0, "failure": {"class": "Stopped"}}
+    waited = {
+        **NOTHING_TO_DO,
+        "elapsed_s": 36_000.0,
+        "lease_wait_s": 36_000.0,
+        "failure": {"class": "Stopped"},
+    }
     assert assumed.measured_by([waited]) == assumed
     waited_and_killed = {**waited, "elapsed_s": 41_200.0}
     assert assumed.measured_by([waited_and_killed]) == Pace(5_200.0, assumed.tokens_per_s)
@@ -82,7 +102,10 @@ def test_host_memory_holds_the_weights_that_stay_there_or_pass_through_it_whole(
 def results(tmp_path: Path) -> Path:
     """A run of two batches, eight and two million tokens, with nothing extracted yet."""
     write_json(tmp_path / "target.json", TARGET.as_record())
-    batches = {f"{row:05d}": {"tokens": tokens, "row_group": row, "samples": 1, "fingerprint": "b"} for row, tokens in enumerate((8_000_000, 2_000_000))}
+    batches = {
+        f"{row:05d}": {"tokens": tokens, "row_group": row, "samples": 1, "fingerprint": "b"}
+        for row, tokens in enumerate((8_000_000, 2_000_000))
+    }
     write_json(tmp_path / "tokens/batches.json", {"batches": batches})
     return tmp_path
 
@@ -93,13 +116,17 @@ def plan(results: Path, **extraction: Any) -> Plan:
 
 def config(results: Path, **extraction: Any) -> Config:
     settings = {"store": str(results / "store"), **extraction}
-    return load_config({"target": {"path": "t"}, "data": {"sources": [{"path": "d.jsonl"}]}, "extraction": settings})
+    return load_config(
+        {"target": {"path": "t"}, "data": {"sources": [{"path": "d.jsonl"}]}, "extraction": settings}
+    )
 
 
 def test_a_job_is_sized_by_its_own_share_of_the_batches(results: Path) -> None:
     assumed = Pace.assumed(KIMI_BYTES)
     assert plan(results).pass_minutes(0) == walltime_min(10_000_000, assumed, 120)
-    assert [plan(results, jobs=2).pass_minutes(stripe) for stripe in (0, 1)] == [walltime_min(tokens, assumed, 120) for tokens in (8_000_000, 2_000_000)]
+    assert [plan(results, jobs=2).pass_minutes(stripe) for stripe in (0, 1)] == [
+        walltime_min(tokens, assumed, 120) for tokens in (8_000_000, 2_000_000)
+    ]
 
 
 def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> None:

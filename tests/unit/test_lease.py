@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data.extraction import lease
-from eagle3_data.extraction.lease import Lease
+from eagle3_data.passes import lease
+from eagle3_data.passes.lease import Lease
 from eagle3_data.records import read_json, write_json
 from eagle3_data.store import ABANDONED_S
 
@@ -43,7 +43,9 @@ def test_a_lease_beats_and_is_gone_when_it_is_released(held: tuple[Lease, thread
     assert not lost.is_set()
 
 
-def test_every_beat_renews_the_sign_of_life_also_of_a_pass_that_only_waits(held: tuple[Lease, threading.Event], tmp_path: Path) -> None:
+def test_every_beat_renews_the_sign_of_life_also_of_a_pass_that_only_waits(
+    held: tuple[Lease, threading.Event], tmp_path: Path
+) -> None:
     owner = tmp_path / "owner.json"
     owner.touch()
     held[0].renew_also(owner)
@@ -55,7 +57,9 @@ def test_every_beat_renews_the_sign_of_life_also_of_a_pass_that_only_waits(held:
     assert not owner.exists() and not held[1].is_set()
 
 
-def test_a_lease_that_another_pass_took_is_noticed_and_left_alone(held: tuple[Lease, threading.Event]) -> None:
+def test_a_lease_that_another_pass_took_is_noticed_and_left_alone(
+    held: tuple[Lease, threading.Event],
+) -> None:
     mine, lost = held
     write_json(mine.path, {"token": "another", "beat": 1})
     assert lost.wait(5)
@@ -63,7 +67,9 @@ def test_a_lease_that_another_pass_took_is_noticed_and_left_alone(held: tuple[Le
     assert read_json(mine.path)["token"] == "another"
 
 
-def test_a_lease_that_stays_away_is_lost_one_that_comes_back_is_not(held: tuple[Lease, threading.Event]) -> None:
+def test_a_lease_that_stays_away_is_lost_one_that_comes_back_is_not(
+    held: tuple[Lease, threading.Event],
+) -> None:
     mine, lost = held
     aside = mine.path.with_name("aside")
     for _ in range(10):

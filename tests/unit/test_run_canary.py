@@ -1,4 +1,5 @@
-"""The canary's model and its checks. Faults are patched into right states; tests/integration has those of real engines."""
+"""The canary's model and its checks. Faults are patched into right states; tests/integration has those of
+real engines."""
 
 from __future__ import annotations
 
@@ -12,23 +13,50 @@ import torch
 from safetensors.torch import save_file
 
 import run_canary as run_canary_script
-from canary_faults import dropped_chunk, layer_off_by_one, post_norm, reversed_tokens, rewrite, spoil, swap_samples, swap_states, zeroed_tail
-from eagle3_data.compatibility.canary import prompts, run_canary
-from eagle3_data.compatibility.canary_checks import Answer, check
-from eagle3_data.compatibility.canary_model import MAX_BYTES, build_canary, shrink, size_bytes
-from eagle3_data.compatibility.canary_quantization import quantization_of
-from eagle3_data.compatibility.findings import Finding
+from canary_faults import (
+    dropped_chunk,
+    layer_off_by_one,
+    post_norm,
+    reversed_tokens,
+    rewrite,
+    spoil,
+    swap_samples,
+    swap_states,
+    zeroed_tail,
+)
+from eagle3_data.canary.checks import Answer, check
+from eagle3_data.canary.model import MAX_BYTES, build_canary, shrink, size_bytes
+from eagle3_data.canary.quantization import quantization_of
+from eagle3_data.canary.run import prompts, run_canary
 from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel, make_language_model
 from eagle3_data.errors import CompatibilityError
-from eagle3_data.head import read_head
+from eagle3_data.findings import Finding
 from eagle3_data.target import text_config
-from model_configs import DEEPSEEK_V3, FULL_SIZE, KIMI_K2_5, LLAMA_3_1_70B, LLAMA_3_1_405B, QWEN3_235B, write_target
+from eagle3_data.validation.head import read_head
+from model_configs import (
+    DEEPSEEK_V3,
+    FULL_SIZE,
+    KIMI_K2_5,
+    LLAMA_3_1_70B,
+    LLAMA_3_1_405B,
+    QWEN3_235B,
+    write_target,
+)
 
-SMALL = {**LLAMA_3_1_70B, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "eos_token_id": 511, "bos_token_id": 510}
+SMALL = {
+    **LLAMA_3_1_70B,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "eos_token_id": 511,
+    "bos_token_id": 510,
+}
 CUT = {
-    "num_hidden_layers", "vocab_size", "intermediate_size", "moe_intermediate_size", "n_routed_experts", "num_experts", "first_k_dense_replace",
-    "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id",
+    "num_hidden_layers", "vocab_size", "intermediate_size", "moe_intermediate_size", "n_routed_experts",
+    "num_experts", "first_k_dense_replace", "quantization_config", "bos_token_id", "eos_token_id",
+    "pad_token_id",
 }  # fmt: skip
 
 
@@ -59,14 +87,21 @@ def test_experts_are_cut_in_whole_groups_and_the_first_layers_keep_both_kinds():
     assert shrink(DEEPSEEK_V3, 1)["n_routed_experts"] == 16 == 2 * DEEPSEEK_V3["n_group"]
     assert shrink({**DEEPSEEK_V3, "n_group": 12}, 1)["n_routed_experts"] == 24
     assert shrink({**DEEPSEEK_V3, "num_experts_per_tok": 10}, 1)["n_routed_experts"] == 24
-    assert shrink({**DEEPSEEK_V3, "n_routed_experts": 8, "num_experts_per_tok": 2}, 1)["n_routed_experts"] == 8
+    assert (
+        shrink({**DEEPSEEK_V3, "n_routed_experts": 8, "num_experts_per_tok": 2}, 1)["n_routed_experts"] == 8
+    )
     assert shrink(QWEN3_235B, 1)["num_experts"] == 16
     assert shrink(DEEPSEEK_V3, 1)["first_k_dense_replace"] == 1
 
 
 def test_special_tokens_stay_inside_the_cut_vocabulary_in_the_wrapper_too():
     small = shrink(KIMI_K2_5, 1)
-    ids = [value for part in (small, small["text_config"]) for name, value in part.items() if name.endswith("_token_id")]
+    ids = [
+        value
+        for part in (small, small["text_config"])
+        for name, value in part.items()
+        if name.endswith("_token_id")
+    ]
     assert len(ids) == 7 and set(ids) == {small["text_config"]["vocab_size"] - 1}
     assert shrink(LLAMA_3_1_70B, 1)["eos_token_id"] == [4095, 4095, 4095]
     assert shrink({**DEEPSEEK_V3, "pad_token_id": None}, 1)["pad_token_id"] is None
@@ -75,8 +110,16 @@ def test_special_tokens_stay_inside_the_cut_vocabulary_in_the_wrapper_too():
 
 def test_the_wrapper_stays_and_quantization_goes():
     small = shrink({**KIMI_K2_5, "quantization_config": {"quant_method": "fp8"}}, 1)
-    assert small["architectures"] == KIMI_K2_5["architectures"] and small["vision_config"] == KIMI_K2_5["vision_config"]
-    assert quantization_of(KIMI_K2_5) and quantization_of(DEEPSEEK_V3) and not quantization_of(small) and not quantization_of(LLAMA_3_1_70B)
+    assert (
+        small["architectures"] == KIMI_K2_5["architectures"]
+        and small["vision_config"] == KIMI_K2_5["vision_config"]
+    )
+    assert (
+        quantization_of(KIMI_K2_5)
+        and quantization_of(DEEPSEEK_V3)
+        and not quantization_of(small)
+        and not quantization_of(LLAMA_3_1_70B)
+    )
 
 
 def test_lists_with_one_entry_a_layer_are_cut_with_the_layers():
@@ -86,15 +129,19 @@ def test_lists_with_one_entry_a_layer_are_cut_with_the_layers():
 
 
 def test_a_model_whose_four_layers_do_not_fit_gets_fewer(tmp_path, monkeypatch):
-    from eagle3_data.compatibility import canary_model
+    from eagle3_data.canary import model as canary_model
 
     shrunk, model = canary_model._largest_that_fits(LLAMA_3_1_405B, tmp_path, 1, False)
     assert shrunk["num_hidden_layers"] == 3 and size_bytes(model) <= MAX_BYTES
 
 
 def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any_engine_starts(tmp_path):
-    target = write_target(tmp_path / "target", {**SMALL, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"})
-    settings = EngineSettings("no_such_module:Engine", str(target), (2,), "bfloat16", 1, 300, False, str(tmp_path))
+    target = write_target(
+        tmp_path / "target", {**SMALL, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"}
+    )
+    settings = EngineSettings(
+        "no_such_module:Engine", str(target), (2,), "bfloat16", 1, 300, False, str(tmp_path)
+    )
     (finding,) = run_canary(settings, tmp_path / "work", tmp_path / "engine.log")
     assert (finding.id, finding.level) == ("canary-not-built", "fail")
     assert "nosuch" in finding.title and "transformers" in finding.remedy
@@ -104,12 +151,26 @@ def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any
 # --- the script
 
 
-@pytest.mark.parametrize(("allowed", "code"), [([], 1), (["canary-layer"], 1), (["canary-layer", "canary-parity"], 0)])
-def test_an_accepted_finding_lets_the_pass_go_on_and_stays_in_the_verdict(tmp_path, monkeypatch, capsys, allowed, code):
-    found = [Finding(id="canary-layer", level="fail", title="one off"), Finding(id="canary-parity", level="fail", title="differs")]
+@pytest.mark.parametrize(
+    ("allowed", "code"), [([], 1), (["canary-layer"], 1), (["canary-layer", "canary-parity"], 0)]
+)
+def test_an_accepted_finding_lets_the_pass_go_on_and_stays_in_the_verdict(
+    tmp_path, monkeypatch, capsys, allowed, code
+):
+    found = [
+        Finding(id="canary-layer", level="fail", title="one off"),
+        Finding(id="canary-parity", level="fail", title="differs"),
+    ]
     monkeypatch.setattr(run_canary_script, "run_canary", lambda *arguments: found)
     settings = json.dumps(asdict(EngineSettings("e:E", "m", (2,), "bfloat16", 1, 300, False, str(tmp_path))))
-    paths = ["--work", str(tmp_path / "work"), "--log", str(tmp_path / "log"), "--output", str(tmp_path / "verdict.json")]
+    paths = [
+        "--work",
+        str(tmp_path / "work"),
+        "--log",
+        str(tmp_path / "log"),
+        "--output",
+        str(tmp_path / "verdict.json"),
+    ]
     monkeypatch.setattr("sys.argv", ["run_canary.py", "--settings", settings, *paths, "--allow", *allowed])
     if code:
         with pytest.raises(CompatibilityError) as caught:
@@ -133,14 +194,22 @@ def right(request, tmp_path_factory):
     (directory / "target/config.json").write_text(json.dumps(SMALL))
     build_canary(directory / "target", directory / "model", 1, False)
     (directory / "states").mkdir()
-    settings = EngineSettings("", str(directory / "model"), (1, 2, 3, 4), request.param, 1, 300, False, str(directory / "states"))
+    settings = EngineSettings(
+        "", str(directory / "model"), (1, 2, 3, 4), request.param, 1, 300, False, str(directory / "states")
+    )
     reference = ReferenceModel(settings.model_path, torch.float32)
     answers = []
     for alone in (False, True):
         for ids in prompts(SMALL["vocab_size"]):
             path = directory / f"states/{len(answers):02d}.safetensors"
             states, greedy = reference.states(ids, settings.layers)
-            save_file({"hidden_states": states.to(getattr(torch, request.param)).contiguous(), "token_ids": torch.tensor(ids)}, path)
+            save_file(
+                {
+                    "hidden_states": states.to(getattr(torch, request.param)).contiguous(),
+                    "token_ids": torch.tensor(ids),
+                },
+                path,
+            )
             answers.append(Answer(Request(path.stem, ids, str(path)), greedy, alone))
     return settings, answers
 
@@ -151,7 +220,12 @@ def case(right, tmp_path):
     settings, answers = right
     for answer in answers:
         shutil.copy(answer.request.states_path, tmp_path)
-    moved = [replace(one, request=replace(one.request, states_path=str(tmp_path / Path(one.request.states_path).name))) for one in answers]
+    moved = [
+        replace(
+            one, request=replace(one.request, states_path=str(tmp_path / Path(one.request.states_path).name))
+        )
+        for one in answers
+    ]
     return settings, moved
 
 
@@ -184,7 +258,10 @@ def test_embeddings_instead_of_a_layer_are_named(case):
     reference = ReferenceModel(settings.model_path, torch.float32)
     for answer in answers:
         rewrite(
-            Path(answer.request.states_path), lambda states, answer=answer: torch.cat([reference.states(answer.request.token_ids, [0])[0], states[:, 1:]], 1)
+            Path(answer.request.states_path),
+            lambda states, answer=answer: torch.cat(
+                [reference.states(answer.request.token_ids, [0])[0], states[:, 1:]], 1
+            ),
         )
     (finding,) = found(case)
     assert finding.id == "canary-layer" and "layer 1: the states are those after layer 0" in finding.title
@@ -198,7 +275,10 @@ def test_swapped_samples(case):
 def test_states_swapped_under_right_ids(case):
     swap_states(case[1])
     findings = found(case)
-    assert ids(findings) == {"canary-parity", "canary-chunk"}  # the shorter sample is another all through, the longer one in part
+    assert ids(findings) == {
+        "canary-parity",
+        "canary-chunk",
+    }  # the shorter sample is another all through, the longer one in part
 
 
 def test_a_zeroed_tail(case):
@@ -262,5 +342,7 @@ def test_a_states_file_that_is_missing_torn_or_failed_to_be_written(case):
     error_path(paths[2]).write_text(json.dumps({"class": "OSError", "message": "No space left on device"}))
     titles = sorted(finding.title for finding in found(case) if finding.id == "canary-write")
     assert len(titles) == 3
-    assert any("FileNotFoundError" in title for title in titles) and any("truncated" in title for title in titles)
+    assert any("FileNotFoundError" in title for title in titles) and any(
+        "truncated" in title for title in titles
+    )
     assert any("OSError: No space left on device" in title for title in titles)

@@ -1,4 +1,5 @@
-"""What the status says, told from small hand-made records: what counts, why the rest does not, and the command that goes on."""
+"""What the status says, told from small hand-made records: what counts, why the rest does not, and the
+command that goes on."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from eagle3_data.extraction.lease import SILENT_S, this_process
-from eagle3_data.extraction.paths import ExtractionPaths
 from eagle3_data.hashing import batch_fingerprint
+from eagle3_data.passes.lease import SILENT_S, this_process
+from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import write_json
 
 SCRIPT = Path(__file__).parents[2] / "scripts/show_status.py"
@@ -33,26 +34,60 @@ class Records:
 
     def tokenize(self, fingerprints: dict[str, str]) -> None:
         self.fingerprints = fingerprints
-        entries = {batch: {"samples": SAMPLES, "tokens": 30, "row_group": 0, "fingerprint": told} for batch, told in fingerprints.items()}
-        counts = {"samples": SAMPLES * len(entries), "tokens": 30 * len(entries), "dropped": {}, "truncated": 0, "dropped_turns": {}, "without_mask": 0}
+        entries = {
+            batch: {"samples": SAMPLES, "tokens": 30, "row_group": 0, "fingerprint": told}
+            for batch, told in fingerprints.items()
+        }
+        counts = {
+            "samples": SAMPLES * len(entries),
+            "tokens": 30 * len(entries),
+            "dropped": {},
+            "truncated": 0,
+            "dropped_turns": {},
+            "without_mask": 0,
+        }
         write_json(self.results / "tokens/batches.json", {"batches": entries, **counts})
 
     def fingerprint(self, batch: str, extraction_id: str = NOW) -> str:
         return batch_fingerprint(extraction_id, self.fingerprints[batch])
 
     def gate(self, batch: str, extraction_id: str = NOW) -> None:
-        record = {"batch": batch, "fingerprint": self.fingerprint(batch, extraction_id), "ledger": "", "samples": SAMPLES, "left_out": []}
+        record = {
+            "batch": batch,
+            "fingerprint": self.fingerprint(batch, extraction_id),
+            "ledger": "",
+            "samples": SAMPLES,
+            "left_out": [],
+        }
         write_json(self.results / f"extraction/batches/{batch}.json", record)
 
     def validation(self, batch: str, extraction_id: str = NOW, samples: int = SAMPLES) -> None:
         record = {"batch": batch, "fingerprint": self.fingerprint(batch, extraction_id), "samples": samples}
         write_json(self.results / f"validation/{batch}.json", record)
 
-    def ledger(self, number: str, stripe: int | str = 0, extraction_id: str = NOW, causes: dict[str, str] | None = None, **facts: Any) -> None:
-        """A ledger that says of each batch in `causes` that one sample failed so, or, for an empty cause, that it is complete."""
+    def ledger(
+        self,
+        number: str,
+        stripe: int | str = 0,
+        extraction_id: str = NOW,
+        causes: dict[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
+        """A ledger that says of each batch in `causes` that one sample failed so, or, for an empty cause,
+        that it is complete."""
         batches = {}
         for batch, cause in (causes or {}).items():
-            failed = [{"sample_id": "s", "key": "k", "record": f"results/test/extraction/failures/{batch}/{number}-k.json"}] if cause else []
+            failed = (
+                [
+                    {
+                        "sample_id": "s",
+                        "key": "k",
+                        "record": f"results/test/extraction/failures/{batch}/{number}-k.json",
+                    }
+                ]
+                if cause
+                else []
+            )
             batches[batch] = {
                 "state": "failed" if cause else "complete",
                 "fingerprint": self.fingerprint(batch, extraction_id),
@@ -60,13 +95,39 @@ class Records:
                 "not_reached": 0,
             }
             if cause:
-                write_json(self.paths.failure(batch, number, "k"), {"failure": {"class": "SampleError", "message": cause}})
-        told = {"pass": number, "stripe": stripe, "extraction_id": extraction_id, "written_bytes": 0, "failure": None, "batches": batches, **facts}
+                write_json(
+                    self.paths.failure(batch, number, "k"),
+                    {"failure": {"class": "SampleError", "message": cause}},
+                )
+        told = {
+            "pass": number,
+            "stripe": stripe,
+            "extraction_id": extraction_id,
+            "written_bytes": 0,
+            "failure": None,
+            "batches": batches,
+            **facts,
+        }
         write_json(self.paths.ledger(number, stripe), told)
 
-    def lease(self, number: str, stripe: int = 0, jobs: int = 1, process: dict[str, Any] | None = None, extraction_id: str = NOW, **facts: Any) -> None:
+    def lease(
+        self,
+        number: str,
+        stripe: int = 0,
+        jobs: int = 1,
+        process: dict[str, Any] | None = None,
+        extraction_id: str = NOW,
+        **facts: Any,
+    ) -> None:
         told = {"phase": "loading", "started_at": 0.0, "updated_at": 5.0, "token": "t", "beat": 1}
-        record = {**(process or this_process()), "pass": number, "stripe": stripe, "extraction_id": extraction_id, **told, **facts}
+        record = {
+            **(process or this_process()),
+            "pass": number,
+            "stripe": stripe,
+            "extraction_id": extraction_id,
+            **told,
+            **facts,
+        }
         write_json(self.paths.running / f"{stripe}-of-{jobs}.json", record)
 
     def log(self, number: str, stripe: int = 0, age_s: float = 2 * SILENT_S) -> None:
@@ -76,14 +137,31 @@ class Records:
         os.utime(path, (path.stat().st_mtime - age_s,) * 2)
 
     def refuse(self, title: str) -> None:
-        finding = {"id": "layer-out-of-range", "level": "fail", "title": title, "remedy": "choose others", "accepted": False}
-        write_json(self.results / "compatibility/report.failed.json", {"verdict": "fail", "findings": [finding]})
+        finding = {
+            "id": "layer-out-of-range",
+            "level": "fail",
+            "title": title,
+            "remedy": "choose others",
+            "accepted": False,
+        }
+        write_json(
+            self.results / "compatibility/report.failed.json", {"verdict": "fail", "findings": [finding]}
+        )
 
-    def status(self, *arguments: str, results: Path | str = "results/test", cwd: Path | None = None, command: str = "") -> str:
-        """What the script says. `command` is the one Snakemake was called with, where Snakemake calls the script."""
+    def status(
+        self,
+        *arguments: str,
+        results: Path | str = "results/test",
+        cwd: Path | None = None,
+        command: str = "",
+    ) -> str:
+        """What the script says. `command` is the one Snakemake was called with, where Snakemake calls the
+        script."""
         environment = {**os.environ, "EAGLE3_DATA_COMMAND": command}
         call = [sys.executable, str(SCRIPT), "--results", str(results), *arguments]
-        done = subprocess.run(call, cwd=cwd or self.directory, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            call, cwd=cwd or self.directory, env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -95,18 +173,27 @@ def records(tmp_path: Path) -> Records:
 
 def test_rejections_are_causes_also_of_batches_that_no_pass_had_to_extract(tmp_path: Path) -> None:
     records = Records(tmp_path, batches=1)
-    reasons = {"a": "unreadable: a.safetensors is torn", "b": "checksum: b is not what was written", "c": "unreadable: c.safetensors is torn"}
+    reasons = {
+        "a": "unreadable: a.safetensors is torn",
+        "b": "checksum: b is not what was written",
+        "c": "unreadable: c.safetensors is torn",
+    }
     write_json(records.results / "validation/rejected/00000.json", {"rejected": reasons})
     told = records.status()
     assert "00000  rejected" in told
-    assert "  2 samples: rejected by validation: unreadable: a.safetensors is torn\n  1 samples: rejected by validation: checksum" in told
+    assert (
+        "  2 samples: rejected by validation: unreadable: a.safetensors is torn\n  1 samples: rejected by"
+        " validation: checksum" in told
+    )
     assert "logs/test/validate_batch" in told
     assert "where a rule failed" not in told
 
 
 def finished(records: Records, extraction_id: str = NOW) -> None:
     """All is extracted and validated, by pass 001."""
-    records.ledger("001", extraction_id=extraction_id, causes=dict.fromkeys(records.fingerprints, ""), command=COMMAND)
+    records.ledger(
+        "001", extraction_id=extraction_id, causes=dict.fromkeys(records.fingerprints, ""), command=COMMAND
+    )
     for batch in records.fingerprints:
         records.gate(batch, extraction_id)
         records.validation(batch, extraction_id)
@@ -122,9 +209,15 @@ def test_a_finished_run_is_told_in_counts_alone(records: Records) -> None:
 def test_what_tokenization_cut_or_left_out_is_told(records: Records) -> None:
     path = records.results / "tokens/batches.json"
     record = json.loads(path.read_text())
-    write_json(path, {**record, "truncated": 3, "dropped_turns": {"too-long": 2, "empty": 1}, "dropped": {"duplicate": 4}})
+    write_json(
+        path,
+        {**record, "truncated": 3, "dropped_turns": {"too-long": 2, "empty": 1}, "dropped": {"duplicate": 4}},
+    )
     told = records.status()
-    assert "  dropped by tokenization: 4 duplicate\n  tokenization: 3 samples cut to max_length, 3 turns left out of kept rows\n" in told
+    assert (
+        "  dropped by tokenization: 4 duplicate\n  tokenization: 3 samples cut to max_length, 3 turns left"
+        " out of kept rows\n" in told
+    )
 
 
 def test_what_another_extraction_left_does_not_count(records: Records) -> None:
@@ -140,7 +233,11 @@ def test_what_other_tokens_left_does_not_count(records: Records) -> None:
     records.tokenize({"00000": "tokens of 00000", "00001": "an edited row", "00002": "a new batch"})
     told = records.status("--all")
     assert "1 of 3 batches extracted, 1 validated" in told
-    assert [line.split()[1] for line in told.splitlines() if line.startswith("  00")] == ["validated", "pending", "pending"]
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("  00")] == [
+        "validated",
+        "pending",
+        "pending",
+    ]
 
 
 def test_a_validation_of_what_the_gate_no_longer_stands_for_does_not_count(records: Records) -> None:
@@ -160,7 +257,9 @@ def test_a_training_set_of_another_extraction_is_not_announced(records: Records)
 
 
 @pytest.mark.parametrize("process", [None, NO_PROCESS], ids=["running", "killed"])
-def test_the_newest_pass_tells_which_extraction_is_meant_also_before_its_ledger(records: Records, process: dict[str, Any] | None) -> None:
+def test_the_newest_pass_tells_which_extraction_is_meant_also_before_its_ledger(
+    records: Records, process: dict[str, Any] | None
+) -> None:
     finished(records, BEFORE)
     records.lease("002", process=process)
     assert "0 of 2 batches extracted" in records.status()
@@ -188,7 +287,9 @@ def test_another_terminal_hears_of_a_failed_check_that_no_pass_has_followed(reco
     finished(records)
     records.refuse("layer id 99 is outside 0..8")
     assert "layer-out-of-range" in records.status()
-    assert "layer-out-of-range" not in records.status("--extraction-id", NOW), "the configuration has been set back, nothing is missing"
+    assert "layer-out-of-range" not in records.status("--extraction-id", NOW), (
+        "the configuration has been set back, nothing is missing"
+    )
     write_json(records.results / "compatibility/report.json", {"verdict": "pass", "findings": []})
     assert "layer-out-of-range" not in records.status()
 
@@ -200,16 +301,22 @@ def test_a_run_that_failed_past_the_extraction_says_where_to_look_and_what_to_ca
     assert "  logs: logs/test/assemble_training_set.log\n" in told
     assert f"\n    {COMMAND}\n" in told
     (records.results / "validation/00001.json").unlink()
-    assert "  logs: logs/test/validate_batch\n" in records.status("--extraction-id", NOW, "--failed", "--part", "summary", command=COMMAND)
+    assert "  logs: logs/test/validate_batch\n" in records.status(
+        "--extraction-id", NOW, "--failed", "--part", "summary", command=COMMAND
+    )
 
 
-def test_a_run_that_failed_before_there_are_batches_says_where_to_look_and_what_to_call(records: Records) -> None:
+def test_a_run_that_failed_before_there_are_batches_says_where_to_look_and_what_to_call(
+    records: Records,
+) -> None:
     (records.results / "tokens/batches.json").unlink()
     told = records.status("--extraction-id", "", "--failed", "--part", "summary", command=COMMAND)
     assert "nothing is tokenized" in told
     assert "below logs/test" in told
     assert f"\n    {COMMAND}\n" in told
-    assert records.status("--extraction-id", "", "--part", "summary", command=COMMAND) == "", "it was not asked for any"
+    assert records.status("--extraction-id", "", "--part", "summary", command=COMMAND) == "", (
+        "it was not asked for any"
+    )
 
 
 def test_another_terminal_is_told_the_command_of_the_newest_pass(records: Records) -> None:
@@ -229,7 +336,9 @@ def test_where_the_command_is_not_known_none_is_invented(records: Records, a_pas
     assert "snakemake --cores" not in told
 
 
-def test_from_another_directory_causes_logs_and_command_are_found_all_the_same(records: Records, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_from_another_directory_causes_logs_and_command_are_found_all_the_same(
+    records: Records, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     records.ledger("001", causes={"00000": "this sample is poison"}, command=COMMAND)
     told = records.status(results=records.results, cwd=tmp_path_factory.mktemp("elsewhere"))
     assert "00000  failed            3           30  1 samples: SampleError: this sample is poison" in told
@@ -246,7 +355,10 @@ def test_a_pass_that_left_no_ledger_is_the_cause_and_not_what_an_earlier_one_met
     records.log("002")
     records.lease("002", process=NO_PROCESS)
     told = records.status()
-    assert "  pass 002 ended without a ledger (killed, or out of memory); see logs/test/extract_pass/002\n" in told
+    assert (
+        "  pass 002 ended without a ledger (killed, or out of memory); see logs/test/extract_pass/002\n"
+        in told
+    )
     assert "00000  pending           3           30  pass 002 ended without a ledger\n" in told
     assert "old cause" not in told
     records.ledger("002", causes={"00000": "new cause"})
@@ -259,7 +371,9 @@ def test_a_pass_that_has_just_started_is_not_called_ended(records: Records) -> N
     records.ledger("001", causes={"00000": "old cause"})
     records.log("002", age_s=3)
     assert "without a ledger" not in records.status()
-    assert "pass 002 ended without a ledger" in records.status("--extraction-id", NOW, "--failed"), "Snakemake knows that its jobs are over"
+    assert "pass 002 ended without a ledger" in records.status("--extraction-id", NOW, "--failed"), (
+        "Snakemake knows that its jobs are over"
+    )
     records.log("002")
     assert "pass 002 ended without a ledger" in records.status()
 
@@ -274,13 +388,19 @@ def test_a_pass_that_waits_for_another_is_not_called_ended(records: Records) -> 
 
 
 def test_a_pass_that_may_have_died_on_another_machine_is_told_as_what_is_known(records: Records) -> None:
-    """Snakemake hears of the job's end within seconds; the lease of a dead process on another machine looks alive for a minute."""
+    """Snakemake hears of the job's end within seconds; the lease of a dead process on another machine looks
+    alive for a minute."""
     records.ledger("001", causes={"00000": "old cause"})
     records.log("002")
-    records.lease("002", process={**NO_PROCESS, "kernel": "another machine", "host": "node7", "slurm_job_id": "12"})
+    records.lease(
+        "002", process={**NO_PROCESS, "kernel": "another machine", "host": "node7", "slurm_job_id": "12"}
+    )
     told = records.status("--extraction-id", NOW, "--failed", command=COMMAND)
     assert "running: pass 002 stripe 0 on node7, SLURM job 12" in told
-    assert "  pass 002 has left no ledger: if its job is over, it was killed or ran out of memory; see logs/test/extract_pass/002\n" in told
+    assert (
+        "  pass 002 has left no ledger: if its job is over, it was killed or ran out of memory; see"
+        " logs/test/extract_pass/002\n" in told
+    )
     assert "1 samples: SampleError: old cause" not in told
 
 
@@ -324,7 +444,14 @@ def test_a_results_directory_that_is_not_there_is_an_error(tmp_path: Path) -> No
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("InputError: there is no directory results/typo")
-    as_snakemake_calls = subprocess.run([*call, "--extraction-id", ""], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "nothing is tokenized yet" in as_snakemake_calls.stdout, "its configuration names the run, which no job may have begun"
+    as_snakemake_calls = subprocess.run(
+        [*call, "--extraction-id", ""], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "nothing is tokenized yet" in as_snakemake_calls.stdout, (
+        "its configuration names the run, which no job may have begun"
+    )
     (tmp_path / "logs/typo").mkdir(parents=True)
-    assert "nothing is tokenized yet" in subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert (
+        "nothing is tokenized yet"
+        in subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    )

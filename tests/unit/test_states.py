@@ -16,7 +16,11 @@ TOKENS, LAYERS, HIDDEN = 700, 3, 16
 
 
 def written(path: Path, states: torch.Tensor) -> Path:
-    save_file({"hidden_states": states, "token_ids": torch.arange(len(states))}, path, metadata=states_metadata({"extraction_id": "e"}, "k"))
+    save_file(
+        {"hidden_states": states, "token_ids": torch.arange(len(states))},
+        path,
+        metadata=states_metadata({"extraction_id": "e"}, "k"),
+    )
     return path
 
 
@@ -55,10 +59,17 @@ def test_a_wrong_structure_is_found(tmp_path: Path, states: torch.Tensor) -> Non
     opened = open_states(written(tmp_path / "s", states))
     ids = list(range(TOKENS))
     assert structure_problems(opened, ids, LAYERS, HIDDEN, "bfloat16") == []
-    assert [name for name, _ in structure_problems(opened, ids, LAYERS + 1, HIDDEN, "bfloat16")] == ["wrong-shape"]
+    assert [name for name, _ in structure_problems(opened, ids, LAYERS + 1, HIDDEN, "bfloat16")] == [
+        "wrong-shape"
+    ]
     assert [name for name, _ in structure_problems(opened, ids, LAYERS, HIDDEN, "float32")] == ["wrong-dtype"]
-    assert [name for name, _ in structure_problems(opened, [*ids[:-1], 0], LAYERS, HIDDEN, "bfloat16")] == ["wrong-token-ids"]
-    assert {name for name, _ in structure_problems(opened, ids[:-1], LAYERS, HIDDEN, "bfloat16")} == {"wrong-shape", "wrong-token-ids"}
+    assert [name for name, _ in structure_problems(opened, [*ids[:-1], 0], LAYERS, HIDDEN, "bfloat16")] == [
+        "wrong-token-ids"
+    ]
+    assert {name for name, _ in structure_problems(opened, ids[:-1], LAYERS, HIDDEN, "bfloat16")} == {
+        "wrong-shape",
+        "wrong-token-ids",
+    }
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -1])

@@ -45,7 +45,9 @@ def test_the_first_writer_of_a_key_wins_and_the_sidecar_stays_its(tmp_path: Path
     assert not late.exists()
 
 
-def test_a_writer_killed_between_sidecar_and_rename_leaves_no_sample_and_a_later_one_commits(tmp_path: Path) -> None:
+def test_a_writer_killed_between_sidecar_and_rename_leaves_no_sample_and_a_later_one_commits(
+    tmp_path: Path,
+) -> None:
     program = f"""
 import os, signal, sys
 from pathlib import Path
@@ -57,7 +59,9 @@ states = store.open_incoming("killed", {{"pid": os.getpid()}}) / "x"
 states.write_bytes(b"states of the killed one")
 store.commit({KEY!r}, states, {{"greedy_token": 6}})
 """
-    killed = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": PACKAGE_ROOT}, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": PACKAGE_ROOT}, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     store = Store(tmp_path, "id")
     assert store.sidecar_path(KEY).exists()
@@ -65,7 +69,9 @@ store.commit({KEY!r}, states, {{"greedy_token": 6}})
     committed(tmp_path)
     assert store.states_path(KEY).read_bytes() == b"states"
     assert store.read_sidecar(KEY)["greedy_token"] == 7
-    assert store.clean_incoming(lambda owner: owner["pid"] == 1) == 1, "the killed writer's folder, not the living one's"
+    assert store.clean_incoming(lambda owner: owner["pid"] == 1) == 1, (
+        "the killed writer's folder, not the living one's"
+    )
     assert [path.name for path in (tmp_path / "id/incoming").iterdir()] == ["w"]
 
 
@@ -80,9 +86,17 @@ def unknown(owner: dict[str, Any]) -> None:
 
 def test_a_writer_of_another_machine_is_gone_once_it_has_been_silent_for_long(tmp_path: Path) -> None:
     store = Store(tmp_path, "id")
-    silent, renewing, writing = (store.open_incoming(name, {"pid": 1}) for name in ("silent", "renewing", "writing"))
+    silent, renewing, writing = (
+        store.open_incoming(name, {"pid": 1}) for name in ("silent", "renewing", "writing")
+    )
     (renewing / "x").touch()
-    make_old(*(directory / "owner.json" for directory in (silent, renewing, writing)), renewing / "x", silent, renewing, writing)
+    make_old(
+        *(directory / "owner.json" for directory in (silent, renewing, writing)),
+        renewing / "x",
+        silent,
+        renewing,
+        writing,
+    )
     os.utime(renewing / "owner.json")
     (writing / "canary").mkdir()
     make_old(writing)
@@ -106,7 +120,9 @@ def test_a_folder_without_an_owner_goes_when_it_is_old(tmp_path: Path) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_age_is_told_by_the_clock_of_the_file_system_not_by_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_age_is_told_by_the_clock_of_the_file_system_not_by_this_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path, "id")
     living = store.open_incoming("living", {"pid": 1})
     monkeypatch.setattr(time, "time", lambda: 1e12)
@@ -114,10 +130,14 @@ def test_age_is_told_by_the_clock_of_the_file_system_not_by_this_machines(tmp_pa
     assert living.exists()
 
 
-def test_no_unfinished_file_is_ever_among_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_unfinished_file_is_ever_among_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[str] = []
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda source, target: (moved.append(str(source)), replace(source, target))[1])
+    monkeypatch.setattr(
+        os, "replace", lambda source, target: (moved.append(str(source)), replace(source, target))[1]
+    )
     committed(tmp_path)
     assert len(moved) == 4 and all("/id/incoming/w/" in source for source in moved)
 
@@ -157,7 +177,9 @@ def test_a_record_is_replaced_whole_and_an_unreadable_one_is_named(tmp_path: Pat
         read_json(path)
 
 
-def test_two_writers_of_one_record_with_the_same_process_number_do_not_take_each_others_unfinished_file(tmp_path: Path) -> None:
+def test_two_writers_of_one_record_with_the_same_process_number_do_not_take_each_others_unfinished_file(
+    tmp_path: Path,
+) -> None:
     """Two nodes or containers may have the same process number; two threads always do."""
     path = tmp_path / "record.json"
     with ThreadPoolExecutor(8) as pool:

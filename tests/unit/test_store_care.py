@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data.extraction.identity import ExtractionIdentity
-from eagle3_data.extraction.lease import this_process
+from eagle3_data.passes.lease import this_process
 from eagle3_data.records import write_json
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
@@ -42,7 +42,10 @@ class Place:
 
     def record(self, run: str, keys: list[str], extraction_id: str = ID) -> None:
         samples = [{"sample_id": key, "key": key} for key in keys]
-        write_json(self.directory / f"results/{run}/extraction/records/00000.json", {"extraction_id": extraction_id, "samples": samples})
+        write_json(
+            self.directory / f"results/{run}/extraction/records/00000.json",
+            {"extraction_id": extraction_id, "samples": samples},
+        )
 
     def tokens(self, run: str, keys: list[str]) -> None:
         path = self.directory / f"results/{run}/tokens/samples.parquet"
@@ -50,7 +53,10 @@ class Place:
         pq.write_table(pa.table({"sample_id": keys, "key": keys}), path)
 
     def ledger(self, run: str, number: str, extraction_id: str = ID) -> None:
-        write_json(self.directory / f"results/{run}/extraction/passes/{number}/0.json", {"extraction_id": extraction_id})
+        write_json(
+            self.directory / f"results/{run}/extraction/passes/{number}/0.json",
+            {"extraction_id": extraction_id},
+        )
 
     def running(self, run: str, age_s: float = 0, extraction_id: str = ID) -> None:
         path = self.directory / f"results/{run}/extraction/running/0-of-1.json"
@@ -58,7 +64,13 @@ class Place:
         make_old(path, age_s)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, str(ROOT / "scripts/store.py"), *arguments], cwd=self.directory, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, str(ROOT / "scripts/store.py"), *arguments],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def garbage(self, *arguments: str) -> set[str]:
         """Names of what gc lists, each with its reason."""
@@ -85,7 +97,21 @@ def test_list_says_what_an_extraction_id_is_and_holds(place):
     place.store.states_path(KEYS[1]).unlink()
     header, row = place.call("list", "--tokens").stdout.splitlines()
     assert header.split("  ")[0] == "extraction id"
-    assert row.split() == [ID, "ffffffff", "2", "4", "5", "8", "bfloat16", "VllmEngine", "2", "10", "0.000", "1", "1"]
+    assert row.split() == [
+        ID,
+        "ffffffff",
+        "2",
+        "4",
+        "5",
+        "8",
+        "bfloat16",
+        "VllmEngine",
+        "2",
+        "10",
+        "0.000",
+        "1",
+        "1",
+    ]
 
 
 def test_a_whole_store_is_verified_silently(place):
@@ -189,9 +215,20 @@ def test_leftovers_go_once_no_writer_can_be_at_work(place):
         (directory / "states.part").touch()
     living = place.store.open_incoming("living", this_process()) / "owner.json"
     killed = place.store.open_incoming("killed", {**this_process(), "pid_started": "1"})
-    assert place.garbage("--delete") == {"killed: left behind by a writer"}, "a process that is gone is gone at once"
+    assert place.garbage("--delete") == {"killed: left behind by a writer"}, (
+        "a process that is gone is gone at once"
+    )
     assert not killed.exists()
-    for path in (place.store.sidecar_path(KEYS[0]), place.store.states_path(KEYS[2]), part, old, old / "states.part", young, living, living.parent):
+    for path in (
+        place.store.sidecar_path(KEYS[0]),
+        place.store.states_path(KEYS[2]),
+        part,
+        old,
+        old / "states.part",
+        young,
+        living,
+        living.parent,
+    ):
         make_old(path, 1000)
     assert place.store.now() - living.stat().st_mtime > 900, "its own process tells that it lives"
     expected = {

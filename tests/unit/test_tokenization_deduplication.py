@@ -5,9 +5,9 @@ import random
 import pytest
 
 from eagle3_data.hashing import hash_bytes
-from eagle3_data.tokenization.deduplication import KeySet
-from eagle3_data.tokenization.near_duplicates import NearDuplicates, signature_of
-from eagle3_data.tokenization.rows import Conversation, FormattedText, TokenizedRow
+from eagle3_data.tokenization.reading.deduplication import KeySet
+from eagle3_data.tokenization.reading.near_duplicates import NearDuplicates, signature_of
+from eagle3_data.tokenization.reading.rows import Conversation, FormattedText, TokenizedRow
 from tiny_tokenizer import TEXTS, talk, turn
 
 WORDS = sorted(set(" ".join(TEXTS).replace(".", "").split()))
@@ -68,10 +68,14 @@ def test_a_system_prompt_that_all_share_does_not_make_duplicates():
     near = NearDuplicates(0.7)
     assert near.add(signature_of(Conversation([system, *talk("What is a river?", text(4))])))
     assert near.add(signature_of(Conversation([system, *talk("What is a mountain?", text(5))])))
-    assert not near.add(signature_of(Conversation([turn("system", "Else."), *talk("What is a river?", text(4))])))
+    assert not near.add(
+        signature_of(Conversation([turn("system", "Else."), *talk("What is a river?", text(4))]))
+    )
 
 
-@pytest.mark.parametrize("content", [FormattedText("short"), FormattedText(""), TokenizedRow([1, 2, 3], b"\x01\x01\x01")])
+@pytest.mark.parametrize(
+    "content", [FormattedText("short"), FormattedText(""), TokenizedRow([1, 2, 3], b"\x01\x01\x01")]
+)
 def test_short_rows_have_a_signature_too(content):
     near = NearDuplicates(0.9)
     assert near.add(signature_of(content))

@@ -5,23 +5,30 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
-from eagle3_data.tokenization.rows import DropError
+from eagle3_data.tokenization.reading.rows import DropError
 from eagle3_data.tokenization.shared_heads import SharedHeads
 from slow_tokenizer import save_slow_tokenizer
 from tiny_tokenizer import SPECIAL, TEMPLATES, Tiny, assistant, call, ids_of, save_tokenizer, talk, turn, user
 
 
 def metaspace():
-    """A tokenizer in the manner of SentencePiece: a space is part of the word behind it, and one is put before the text."""
+    """A tokenizer in the manner of SentencePiece: a space is part of the word behind it, and one is put
+    before the text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     core.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     core.train_from_iterator(
         ["USER: Hi ASSISTANT: Hello! And you? Fine, thanks."] * 9,
-        trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))], show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))],
+            show_progress=False,
+        ),
     )
     core.add_tokens([AddedToken("</s>", special=True, normalized=False)])
     return core
@@ -51,7 +58,10 @@ def test_characters_of_several_tokens_are_trained_whole():
     backend = FastBackend(metaspace())
     text = "USER: ü ASSISTANT: 😀é</s>"
     encoded = SpanEncoder(backend).encode(text, spans_of(text, " 😀é</s>"))
-    assert backend.decode([token for token, flag in zip(encoded.ids, encoded.mask, strict=True) if flag]).strip() == "😀é</s>"
+    assert (
+        backend.decode([token for token, flag in zip(encoded.ids, encoded.mask, strict=True) if flag]).strip()
+        == "😀é</s>"
+    )
 
 
 @pytest.mark.parametrize("start", ["H", "\n", "\n\n"])
@@ -60,7 +70,9 @@ def test_prompt_and_answer_are_encoded_apart_only_where_a_token_straddles_them(s
     text = f"<|im_start|>assistant\n{start}ello<|im_end|>"
     spans = [(len("<|im_start|>assistant\n"), len(text))]
     encoded = SpanEncoder(tiny.tokenizer.backend).encode(text, spans)
-    prompt, answer = (tiny.tokenizer.backend.encode(part, [])[0] for part in (text[: spans[0][0]], text[spans[0][0] :]))
+    prompt, answer = (
+        tiny.tokenizer.backend.encode(part, [])[0] for part in (text[: spans[0][0]], text[spans[0][0] :])
+    )
     assert encoded.ids == prompt + answer
     assert encoded.mask == bytes(len(prompt)) + b"\x01" * len(answer)
 
@@ -134,7 +146,10 @@ def test_a_tokenizer_s_own_way_of_rendering_is_used(slow):
     template = "{{ tools_notation }}" + (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8")
     (slow / "own.jinja").write_text(template, encoding="utf-8")
     tiny = Tiny(None, directory=slow, chat_template=str(slow / "own.jinja"))
-    assert tiny.shown(*talk("Hi", "Hello"), tools=tools) == ("type weather;<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n")
+    assert (
+        tiny.shown(*talk("Hi", "Hello"), tools=tools)
+        == "type weather;<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello<|im_end|>⟧\n"
+    )
 
 
 def test_borders_inside_words_are_found_by_decoding(slow):
@@ -212,5 +227,7 @@ def test_bos_is_put_before_plain_text_once(tmp_path):
     save_tokenizer(tmp_path, None, bos="<|begin|>")
     tiny = Tiny(None, directory=tmp_path, source={"trained": "all"})
     for text in ("Hello, you", "<|begin|>Hello, you"):
-        assert tiny.show(tiny.sample({"text": text})).replace("⟦", "").replace("⟧", "") == "<|begin|>Hello, you"
+        assert (
+            tiny.show(tiny.sample({"text": text})).replace("⟦", "").replace("⟧", "") == "<|begin|>Hello, you"
+        )
     assert tiny.show(tiny.sample({"text": "Hello, you"})) == "<|begin|>⟦Hello, you⟧"

@@ -1,4 +1,5 @@
-"""Texts to which the template was applied already: their masks are those of the same conversations given as messages, or there is a reason why not."""
+"""Texts to which the template was applied already: their masks are those of the same conversations given as
+messages, or there is a reason why not."""
 
 import re
 import shutil
@@ -11,7 +12,8 @@ from tiny_tokenizer import TEMPLATES, Tiny, assistant, call, ids_of, talk, tiny_
 
 ALL = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 NO_TURNS_IN_TEXTS = {"merged_system", "no_end_tokens"}
-"""The first opens no turn of the assistant; in the second nothing stands between an answer and a result of a tool."""
+"""The first opens no turn of the assistant; in the second nothing stands between an answer and a result of a
+tool."""
 
 WITH_TOOLS = {"chatml_tools", "im_middle", "im_middle_thinking", "reasoning_stripped", "role_tokens"}
 
@@ -27,40 +29,72 @@ PLAIN = {
     "markdown": talk("Hi", "# Title\n\n---\n\n```\ncode\n```\n\n", "More", "### A heading\n\n> quote"),
 }
 ODD = {
-    "stop in the answer": talk("Hi", "Say <|im_end|>, <|end|>, <|eot|> or <|endoftext|> to stop.", "And?", "Fine."),
+    "stop in the answer": talk(
+        "Hi", "Say <|im_end|>, <|end|>, <|eot|> or <|endoftext|> to stop.", "And?", "Fine."
+    ),
     "stop at the end of the answer": talk("Hi", "I end with <|im_end|>", "And?", "I end with <|endoftext|>"),
     "stop and space": talk("Hi", "I end with <|im_end|>\n", "And?", "I end with <|end|>\n<|endoftext|>"),
-    "turns in the answer": talk("Hi", "I write <|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nno<|im_end|>", "And?", "Fine."),
-    "header in the question": talk("What does <|im_start|>assistant\n or <|start|>assistant or <|Assistant|> mean?", "It opens.", "Ah", "Yes."),
-    "header in the answer": talk("Hi", "It is <|im_start|>assistant\n here, and ### assistant:\n there.", "And?", "Fine."),
-    "opening in the answer": talk("Hi", "It is <|im_start|>user or <|User|> or <|start|> or ### user: you see.", "And?", "Fine."),
-    "opening of nobody": talk("Hi", "So <|im_end|>\n<|im_start|>nobody or <|end|><|start|>nobody", "And?", "Fine."),
-    "other end tokens in the answer": talk("Hi", "<|endoftext|>\n\n<|im_user|>", "And?", "Say<|endoftext|>\t", "Hm", "<|return|><|endoftext|>"),
+    "turns in the answer": talk(
+        "Hi",
+        "I write <|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nno<|im_end|>",
+        "And?",
+        "Fine.",
+    ),
+    "header in the question": talk(
+        "What does <|im_start|>assistant\n or <|start|>assistant or <|Assistant|> mean?",
+        "It opens.",
+        "Ah",
+        "Yes.",
+    ),
+    "header in the answer": talk(
+        "Hi", "It is <|im_start|>assistant\n here, and ### assistant:\n there.", "And?", "Fine."
+    ),
+    "opening in the answer": talk(
+        "Hi", "It is <|im_start|>user or <|User|> or <|start|> or ### user: you see.", "And?", "Fine."
+    ),
+    "opening of nobody": talk(
+        "Hi", "So <|im_end|>\n<|im_start|>nobody or <|end|><|start|>nobody", "And?", "Fine."
+    ),
+    "other end tokens in the answer": talk(
+        "Hi", "<|endoftext|>\n\n<|im_user|>", "And?", "Say<|endoftext|>\t", "Hm", "<|return|><|endoftext|>"
+    ),
     "header in the system prompt": [turn("system", "It is <|Assistant|>\n<|end|>"), *talk("Hi", "Hello!")],
     "scaffolds": talk("Hi", "\n\n<think></think>", "And?", "<think>\n</think>\n\n<think></think>Fine."),
-    "half an opening in the answer": talk("Hi", "It is <|im_end|><|im_user|><|end|>", "And?", "<|im_end|><|im_system|>"),
+    "half an opening in the answer": talk(
+        "Hi", "It is <|im_end|><|im_user|><|end|>", "And?", "<|im_end|><|im_system|>"
+    ),
     "several answers": [user("Hi"), assistant("One."), assistant("Two."), *talk("Ah", "Three.")],
     "several questions": [user("Hi"), user("Hello?"), *talk("There?", "Yes.")],
     "late system prompt": [*talk("Hi", "Hello!"), turn("system", "Be brief."), *talk("And?", "Fine.")],
     "names": [user("Hi") | {"name": "Bob"}, assistant("Hello!") | {"name": "Ann"}, *talk("And?", "Fine.")],
     "empty scaffold": talk("Hi", "<think>\n\n</think>\n\nHello!", "And?", "<think></think>Fine."),
-    "reasoning": talk("Hi", "<think>\nGreet.\n</think>\n\nHello!", "And?", "<think>\nBe polite.\n</think>\n\nFine."),
+    "reasoning": talk(
+        "Hi", "<think>\nGreet.\n</think>\n\nHello!", "And?", "<think>\nBe polite.\n</think>\n\nFine."
+    ),
 }
 CALL, RESULT = call("rain", {"city": "Rome"}), turn("tool", "yes", tool_call_id="rain:0", name="rain")
 CALLING = {
     "call and result": [user("?"), assistant(None, CALL), RESULT, assistant("Rain.")],
     "call at the end": [*talk("Hi", "Hello!"), user("?"), assistant(None, CALL)],
-    "reasoning and call": [user("?"), assistant("", CALL, reasoning_content="Ask."), RESULT, assistant("Rain.")],
+    "reasoning and call": [
+        user("?"),
+        assistant("", CALL, reasoning_content="Ask."),
+        RESULT,
+        assistant("Rain."),
+    ],
 }
 
 
 def rendered(tiny, messages):
     template = tiny.tokenizer.template
-    return template.render(template.call_style.prepare([{"content": None, **message} for message in messages]))
+    return template.render(
+        template.call_style.prepare([{"content": None, **message} for message in messages])
+    )
 
 
 def as_text(tiny, messages):
-    """Fate of the rendered conversation given as text, and what it trains, without the BOS that this tokenizer puts before texts."""
+    """Fate of the rendered conversation given as text, and what it trains, without the BOS that this
+    tokenizer puts before texts."""
     text = rendered(tiny, messages)
     outcome = tiny.outcome({"text": text})
     if not outcome.samples:
@@ -122,7 +156,13 @@ def test_a_template_that_does_not_say_where_turns_are_is_an_error(template):
 
 @pytest.mark.parametrize(
     ("template", "closing"),
-    [("chatml", "<|im_end|>"), ("headers", "<|eot|>"), ("im_middle", "<|im_end|>"), ("channels", "<|end|>"), ("inline_reasoning", "<|endoftext|>")],
+    [
+        ("chatml", "<|im_end|>"),
+        ("headers", "<|eot|>"),
+        ("im_middle", "<|im_end|>"),
+        ("channels", "<|end|>"),
+        ("inline_reasoning", "<|endoftext|>"),
+    ],
 )
 def test_a_turn_that_has_lost_its_end_token_is_dropped_unless_it_is_the_last(template, closing):
     tiny = Tiny(template)
@@ -136,13 +176,15 @@ def test_a_turn_that_has_lost_its_end_token_is_dropped_unless_it_is_the_last(tem
 def test_without_end_tokens_an_answer_ends_where_the_next_turn_opens(template):
     tiny = Tiny(template)
     assert as_text(tiny, talk("Hi", "Hello!", "And you?", "Fine.")).count("⟦") == 2
-    assert as_text(tiny, [user("Hi"), assistant("One."), assistant("Two.")]) == "unclear-turn"  # nobody else speaks between them
+    assert (
+        as_text(tiny, [user("Hi"), assistant("One."), assistant("Two.")]) == "unclear-turn"
+    )  # nobody else speaks between them
 
 
 def test_a_template_that_shows_only_content_and_closes_nothing_has_turns_in_texts(tmp_path):
     (tmp_path / "bare.jinja").write_text(
-        "{% for m in messages %}{{ {'user': '<|User|>', 'assistant': '<|Assistant|>'}.get(m.role, '<|message|>') }}{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<|Assistant|>{% endif %}",
+        "{% for m in messages %}{{ {'user': '<|User|>', 'assistant': '<|Assistant|>'}.get(m.role,"
+        " '<|message|>') }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|Assistant|>{% endif %}",
         encoding="utf-8",
     )
     tiny = Tiny("no_end_tokens", chat_template=str(tmp_path / "bare.jinja"))
@@ -165,7 +207,11 @@ def test_the_token_that_opens_the_next_turn_ends_a_turn_of_a_text_if_the_target_
 
 def test_an_eos_token_behind_a_closed_turn_is_not_trained():
     text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n<|endoftext|>"
-    assert Tiny("chatml").show(Tiny("chatml").sample({"text": text})).endswith("⟦Hello!<|im_end|>⟧\n<|endoftext|>")
+    assert (
+        Tiny("chatml")
+        .show(Tiny("chatml").sample({"text": text}))
+        .endswith("⟦Hello!<|im_end|>⟧\n<|endoftext|>")
+    )
 
 
 def test_the_end_token_of_a_text_is_left_out_on_demand():

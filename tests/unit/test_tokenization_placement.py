@@ -8,8 +8,17 @@ import pytest
 
 from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.tokenization.batches import BatchWriter
-from eagle3_data.tokenization.placement import TRAIN, VALIDATION, PlacedSample, Spool, choose_validation, equal_batches, full_batches, trainer_ratio
-from eagle3_data.tokenization.rows import Sample
+from eagle3_data.tokenization.placement import (
+    TRAIN,
+    VALIDATION,
+    PlacedSample,
+    Spool,
+    choose_validation,
+    equal_batches,
+    full_batches,
+    trainer_ratio,
+)
+from eagle3_data.tokenization.reading.rows import Sample
 
 
 def placed(conversation, tokens, turn=0, first=0):
@@ -32,7 +41,13 @@ def test_batches_are_row_groups_with_their_sizes(tmp_path):
     samples = [placed(number, tokens) for number, tokens in enumerate([40, 40, 40, 90, 200, 10])]
     writer = write(tmp_path / "samples.parquet", samples, full_batches(100))
     file = pq.ParquetFile(tmp_path / "samples.parquet")
-    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [2, 1, 1, 1, 1]
+    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [
+        2,
+        1,
+        1,
+        1,
+        1,
+    ]
     assert list(writer.batches) == ["00000", "00001", "00002", "00003", "00004"]
     assert writer.batches["00000"] == {
         "row_group": 0,
@@ -56,7 +71,10 @@ def test_trained_tokens_are_counted_by_id(tmp_path):
 
 def test_appended_samples_change_only_the_last_batch(tmp_path):
     samples = [placed(number, 7 + number % 30) for number in range(200)]
-    before, after = (write(tmp_path / f"{count}.parquet", samples[:count], full_batches(300)).batches for count in (150, 200))
+    before, after = (
+        write(tmp_path / f"{count}.parquet", samples[:count], full_batches(300)).batches
+        for count in (150, 200)
+    )
     assert list(before.items())[:-1] == list(after.items())[: len(before) - 1]
 
 
@@ -73,7 +91,14 @@ def test_a_given_number_of_batches_is_balanced(number, tmp_path):
 
 
 def test_more_batches_than_samples_gives_one_each(tmp_path):
-    assert len(write(tmp_path / "samples.parquet", [placed(0, 5), placed(1, 500)], equal_batches(10, 505)).batches) == 2
+    assert (
+        len(
+            write(
+                tmp_path / "samples.parquet", [placed(0, 5), placed(1, 500)], equal_batches(10, 505)
+            ).batches
+        )
+        == 2
+    )
 
 
 def random_rows(count, most):
@@ -114,7 +139,11 @@ def test_a_conversation_stays_on_its_side_when_others_come():
 
 
 def test_the_spool_gives_back_what_it_got_in_training_order(tmp_path):
-    samples = [placed(conversation, 5 + turn, turn) for conversation in range(400) for turn in range(1 + conversation % 3)]
+    samples = [
+        placed(conversation, 5 + turn, turn)
+        for conversation in range(400)
+        for turn in range(1 + conversation % 3)
+    ]
     spool = Spool(tmp_path / "spool.arrow")
     for sample in samples:
         spool.add(sample)
@@ -123,10 +152,14 @@ def test_the_spool_gives_back_what_it_got_in_training_order(tmp_path):
     train = [sample for sample in ordered if sample.split == TRAIN]
     assert ordered[: len(train)] == train
     assert len(train) == int(len(samples) * 0.9)
-    assert {sample.conversation_id for sample in train}.isdisjoint(sample.conversation_id for sample in ordered[len(train) :])
+    assert {sample.conversation_id for sample in train}.isdisjoint(
+        sample.conversation_id for sample in ordered[len(train) :]
+    )
     assert sorted(sample.sample_id for sample in ordered) == sorted(sample.sample_id for sample in samples)
     positions = {sample.sample_id: number for number, sample in enumerate(samples)}
     for side in (TRAIN, VALIDATION):
         order = [positions[sample.sample_id] for sample in ordered if sample.split == side]
         assert order == sorted(order)
-    assert {sample.sample_id: sample.sample for sample in ordered} == {sample.sample_id: sample.sample for sample in samples}
+    assert {sample.sample_id: sample.sample for sample in ordered} == {
+        sample.sample_id: sample.sample for sample in samples
+    }

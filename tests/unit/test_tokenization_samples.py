@@ -4,7 +4,7 @@ import pytest
 
 from eagle3_data.config import Source
 from eagle3_data.errors import InputError
-from eagle3_data.tokenization.sources import is_drawn
+from eagle3_data.tokenization.reading.sources import is_drawn
 from tiny_tokenizer import Tiny, assistant, call, ids_of, talk, user
 
 ROW = {"messages": talk("Hi", "Hello, how are you?")}
@@ -60,7 +60,9 @@ def test_formatted_text_is_trained_where_the_template_says_that_the_assistant_sp
     tiny = Tiny("chatml")
     conversation = tiny.sample({"messages": talk("Hi", "Hello!", "And you?", "Fine.")})
     text = tiny.tokenizer.backend.decode(ids_of(conversation))
-    assert tiny.show(tiny.sample({"text": text})) == "<|begin|>" + tiny.show(conversation)  # this tokenizer puts a BOS before texts
+    assert tiny.show(tiny.sample({"text": text})) == "<|begin|>" + tiny.show(
+        conversation
+    )  # this tokenizer puts a BOS before texts
 
 
 def test_formatted_text_with_its_own_bos_gets_no_second_one():
@@ -82,7 +84,10 @@ def test_text_without_turns_is_dropped_unless_all_of_it_is_to_be_trained():
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [(ROW, r"no chat template, and conversations need one; put the model's chat_template\.jinja"), ({"text": "Hi"}, "or set the source's `trained: all`")],
+    [
+        (ROW, r"no chat template, and conversations need one; put the model's chat_template\.jinja"),
+        ({"text": "Hi"}, "or set the source's `trained: all`"),
+    ],
 )
 def test_a_missing_chat_template_is_an_error_only_where_one_is_needed(row, words):
     with pytest.raises(InputError, match=words):
@@ -96,7 +101,10 @@ def test_a_template_without_a_header_cannot_find_turns_in_a_text():
 
 
 def test_a_chat_template_can_be_given_in_a_file(tmp_path):
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}{% if"
+        " add_generation_prompt %}<assistant>{% endif %}"
+    )
     (tmp_path / "mine.jinja").write_text(template, encoding="utf-8")
     tiny = Tiny("chatml", chat_template=str(tmp_path / "mine.jinja"))
     assert tiny.shown(*talk("Hi", "Ho")) == "<user>Hi<|endoftext|><assistant>⟦Ho<|endoftext|>⟧"

@@ -11,15 +11,23 @@ import pytest
 
 from eagle3_data.config import Data
 from eagle3_data.errors import InputError
-from eagle3_data.tokenization import json_rows
-from eagle3_data.tokenization.sources import read_sources
+from eagle3_data.tokenization.reading import json_rows
+from eagle3_data.tokenization.reading.sources import read_sources
 from tiny_tokenizer import assistant, call, talk, user
 
 ROWS = [{"id": f"row {number}", "messages": talk("Hi é 😀", f"Hello\n{number}")} for number in range(5)]
 
 
 def read(*paths, **more):
-    return list(read_sources(Data(sources=tuple({"path": str(path), "name": f"s{number}", **more} for number, path in enumerate(paths)))))
+    return list(
+        read_sources(
+            Data(
+                sources=tuple(
+                    {"path": str(path), "name": f"s{number}", **more} for number, path in enumerate(paths)
+                )
+            )
+        )
+    )
 
 
 def values(rows):
@@ -69,7 +77,10 @@ def test_json_files(name, tmp_path):
 @pytest.mark.parametrize("name", ["lines.jsonl.gz", "lines.jsonl.zst"])
 def test_files_compressed_in_several_parts(name, tmp_path):
     path = tmp_path / name
-    halves = [write(tmp_path / f"{number}.{name}", as_lines(part)).read_bytes() for number, part in enumerate((ROWS[:2], ROWS[2:]))]
+    halves = [
+        write(tmp_path / f"{number}.{name}", as_lines(part)).read_bytes()
+        for number, part in enumerate((ROWS[:2], ROWS[2:]))
+    ]
     path.write_bytes(b"".join(halves))
     assert values(read(path)) == ROWS
 
@@ -83,8 +94,14 @@ def test_an_array_is_read_in_chunks_of_any_size(size, tmp_path, monkeypatch):
 
 
 def test_the_place_of_a_row_is_its_line(tmp_path):
-    assert [row.place for row in read(write(tmp_path / "a.jsonl", '\n{"a": 1}\n\n{"a": 2}\n'))] == ["line 2", "line 4"]
-    assert [row.place for row in read(write(tmp_path / "a.json", '[\n{"a":\n1},\n\n{"a": 2}]'))] == ["element 0 (line 2)", "element 1 (line 5)"]
+    assert [row.place for row in read(write(tmp_path / "a.jsonl", '\n{"a": 1}\n\n{"a": 2}\n'))] == [
+        "line 2",
+        "line 4",
+    ]
+    assert [row.place for row in read(write(tmp_path / "a.json", '[\n{"a":\n1},\n\n{"a": 2}]'))] == [
+        "element 0 (line 2)",
+        "element 1 (line 5)",
+    ]
     assert read(write(tmp_path / "empty.json", " []\n")) == read(write(tmp_path / "empty.jsonl", "")) == []
 
 
@@ -95,9 +112,15 @@ def test_the_place_of_a_row_is_its_line(tmp_path):
         ('[{"a": 1}\n{"a": 2}]', "line 2: no valid JSON array from element 1 on (',' expected)"),
         ('[{"a": 1},\n]', "line 2: no valid JSON array from element 1 on"),
         ('[{"a": 1}', "(',' expected)"),
-        ('[{"a": 1}]\n{"a": 2}', "line 2: no valid JSON array from element 1 on (something follows the array)"),
+        (
+            '[{"a": 1}]\n{"a": 2}',
+            "line 2: no valid JSON array from element 1 on (something follows the array)",
+        ),
         ("[nonsense]", "from element 0 on"),
-        ("[1, " + "[" * 100_000, "no valid JSON array from element 1 on (nested too deeply, and never closed)"),
+        (
+            "[1, " + "[" * 100_000,
+            "no valid JSON array from element 1 on (nested too deeply, and never closed)",
+        ),
     ],
 )
 def test_a_broken_array_names_file_line_and_element(text, words, tmp_path):
@@ -136,9 +159,15 @@ def test_parquet(tmp_path):
 
 
 def test_parquet_s_filling_of_arguments_is_taken_away_again(tmp_path):
-    rows = [{"messages": [user("?"), assistant("!", call("f", arguments))]} for arguments in ({"a": "1", "deep": [{"x": 1}]}, {"b": "2"})]
+    rows = [
+        {"messages": [user("?"), assistant("!", call("f", arguments))]}
+        for arguments in ({"a": "1", "deep": [{"x": 1}]}, {"b": "2"})
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "talks.parquet")
-    assert [row["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in values(read(tmp_path / "talks.parquet"))] == [
+    assert [
+        row["messages"][1]["tool_calls"][0]["function"]["arguments"]
+        for row in values(read(tmp_path / "talks.parquet"))
+    ] == [
         {"a": "1", "deep": [{"x": 1}]},
         {"b": "2"},
     ]
@@ -152,7 +181,10 @@ def test_times_that_python_has_no_words_for_do_not_stop_parquet(tmp_path):
 
 def broken(rows):
     """Rows as a table of which the second holds a time that Python cannot have, deep inside."""
-    turns = pa.array([[{"at": 10**15 if number == 1 else 0}] for number in range(len(rows))], pa.list_(pa.struct([("at", pa.timestamp("s"))])))
+    turns = pa.array(
+        [[{"at": 10**15 if number == 1 else 0}] for number in range(len(rows))],
+        pa.list_(pa.struct([("at", pa.timestamp("s"))])),
+    )
     return pa.Table.from_pylist(rows).append_column("turns", turns)
 
 
@@ -170,7 +202,9 @@ def test_a_row_that_cannot_be_read_is_told_with_its_field(tmp_path):
 def test_a_saved_dataset(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     assert values(read(tmp_path / "one")) == ROWS
-    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS[:2]), "train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "several")
+    datasets.DatasetDict(
+        {"test": datasets.Dataset.from_list(ROWS[:2]), "train": datasets.Dataset.from_list(ROWS)}
+    ).save_to_disk(tmp_path / "several")
     assert values(read(tmp_path / "several")) == ROWS
     assert values(read(tmp_path / "several", split="test")) == ROWS[:2]
     with pytest.raises(InputError, match="no split 'dev'; it has test, train; set the source's `split`"):
@@ -203,17 +237,34 @@ def test_a_dataset_that_cannot_be_loaded_says_what_to_check(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError, match="check the name, `config_name` and `revision`, the network, and for a gated dataset the token") as caught:
+    with pytest.raises(
+        InputError,
+        match="check the name, `config_name` and `revision`, the network, and for a gated dataset the token",
+    ) as caught:
         read("hub:owner/talks")
     assert isinstance(caught.value.__cause__, ConnectionError)
 
 
 def test_sources_follow_each_other_and_a_limit_ends_one(tmp_path):
-    one, two = write(tmp_path / "one.jsonl", as_lines(ROWS)), write(tmp_path / "two.json", json.dumps(ROWS[:3]))
-    assert [(row.source, row.index) for row in read(one, two)] == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2)]
+    one, two = (
+        write(tmp_path / "one.jsonl", as_lines(ROWS)),
+        write(tmp_path / "two.json", json.dumps(ROWS[:3])),
+    )
+    assert [(row.source, row.index) for row in read(one, two)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (0, 4),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
     assert [(row.source, row.index) for row in read(one, two, limit=2)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_names_come_from_paths():
-    sources = Data(sources=({"path": "a/talks.jsonl.gz"}, {"path": "hub:owner/chats"}, {"path": "dir/saved/"})).sources
+    sources = Data(
+        sources=({"path": "a/talks.jsonl.gz"}, {"path": "hub:owner/chats"}, {"path": "dir/saved/"})
+    ).sources
     assert [source.name for source in sources] == ["talks", "chats", "saved"]

@@ -49,7 +49,11 @@ def test_the_map_is_read_by_the_trainer_as_meant():
 
 @pytest.mark.parametrize(
     ("size", "always", "words"),
-    [(51, (), "is 51, more than the target's vocabulary"), (2, (1, 2, 3), "3 special and end tokens"), (5, (60,), "outside the target's vocabulary of 50")],
+    [
+        (51, (), "is 51, more than the target's vocabulary"),
+        (2, (1, 2, 3), "3 special and end tokens"),
+        (5, (60,), "outside the target's vocabulary of 50"),
+    ],
 )
 def test_an_impossible_size_is_an_error(size, always, words):
     with pytest.raises(ConfigError, match=words):

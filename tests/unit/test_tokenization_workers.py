@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from eagle3_data.errors import Eagle3DataError, InputError
-from eagle3_data.tokenization.rows import Outcome, Row
+from eagle3_data.tokenization.reading.rows import Outcome, Row
 from eagle3_data.tokenization.workers import CHUNK_ROWS, CHUNKS_AHEAD, map_rows
 
 

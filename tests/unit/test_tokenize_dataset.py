@@ -23,14 +23,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def lines(path: Path, *rows: object) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
     return path
 
 
 def request(*sources, template="chatml", train_ratio=1.0, **settings):
     directory, size = tiny_directory(template)
     listed = tuple({"path": str(source)} if isinstance(source, Path) else source for source in sources)
-    return Request(Data(sources=listed, train_ratio=train_ratio), Tokenization(**settings), Target(path=str(directory)), describe(directory, size))
+    return Request(
+        Data(sources=listed, train_ratio=train_ratio),
+        Tokenization(**settings),
+        Target(path=str(directory)),
+        describe(directory, size),
+    )
 
 
 class Result:
@@ -52,7 +59,10 @@ def run(tmp_path, *sources, processes=1, **settings) -> Result:
 
 
 def talks(count, first=0):
-    return [{"id": f"n{number}", "messages": talk(f"Question {number}?", f"Answer {number}.")} for number in range(first, first + count)]
+    return [
+        {"id": f"n{number}", "messages": talk(f"Question {number}?", f"Answer {number}.")}
+        for number in range(first, first + count)
+    ]
 
 
 def test_the_five_files_agree_with_each_other(tmp_path):
@@ -60,19 +70,32 @@ def test_the_five_files_agree_with_each_other(tmp_path):
     result = run(tmp_path, lines(tmp_path / "talks.jsonl", *rows), batch_tokens=70)
     assert sorted(path.name for path in result.directory.iterdir()) == sorted(FILES)
     assert [sample["sample_id"] for sample in result.samples] == ["talks:0", "talks:1", "talks:2"]
-    assert [sample["key"] for sample in result.samples] == [sample_key(sample["input_ids"]) for sample in result.samples]
-    assert [len(sample["input_ids"]) for sample in result.samples] == [sample["tokens"] for sample in result.samples]
+    assert [sample["key"] for sample in result.samples] == [
+        sample_key(sample["input_ids"]) for sample in result.samples
+    ]
+    assert [len(sample["input_ids"]) for sample in result.samples] == [
+        sample["tokens"] for sample in result.samples
+    ]
     assert result.fates() == ["kept", "kept", "kept", "duplicate", "empty"]
     assert [entry["sample_ids"] for entry in result.ledger] == [["talks:0"], ["talks:1"], ["talks:2"], [], []]
     assert [entry["file_id"] for entry in result.ledger] == ["n0", "n1", "n2", "n0", ""]
     assert result.batches["dropped"] == {"duplicate": 1, "empty": 1}
     assert (result.batches["rows"], result.batches["samples"]) == (5, 3)
     assert result.batches["tokens"] == sum(sample["tokens"] for sample in result.samples)
-    trained = Counter(token for sample in result.samples for token, flag in zip(sample["input_ids"], sample["loss_mask"], strict=True) if flag)
-    assert {int(token): int(result.frequencies[token]) for token in np.flatnonzero(result.frequencies)} == trained
+    trained = Counter(
+        token
+        for sample in result.samples
+        for token, flag in zip(sample["input_ids"], sample["loss_mask"], strict=True)
+        if flag
+    )
+    assert {
+        int(token): int(result.frequencies[token]) for token in np.flatnonzero(result.frequencies)
+    } == trained
     assert result.batches["trained_tokens"] == trained.total()
     first = result.batches["batches"]["00000"]
-    assert first["fingerprint"] == hash_json([[sample["sample_id"], sample["key"]] for sample in result.samples[: first["samples"]]])
+    assert first["fingerprint"] == hash_json(
+        [[sample["sample_id"], sample["key"]] for sample in result.samples[: first["samples"]]]
+    )
 
 
 def test_the_same_input_gives_the_same_bytes_in_any_number_of_processes(tmp_path):
@@ -80,13 +103,26 @@ def test_the_same_input_gives_the_same_bytes_in_any_number_of_processes(tmp_path
     for number, processes in enumerate((1, 1, 3)):
         tokenize_dataset(request(source, batch_tokens=2000), tmp_path / str(number), processes)
     for name in FILES:
-        assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+        assert (
+            (tmp_path / "0" / name).read_bytes()
+            == (tmp_path / "1" / name).read_bytes()
+            == (tmp_path / "2" / name).read_bytes()
+        ), name
 
 
 def test_fates_add_up_over_several_sources(tmp_path):
-    lines(tmp_path / "one.jsonl", *talks(30), "{broken", {"messages": [{"role": "wizard\ud83d", "content": "?"}]}, {"messages": talk("Hi")})
+    lines(
+        tmp_path / "one.jsonl",
+        *talks(30),
+        "{broken",
+        {"messages": [{"role": "wizard\ud83d", "content": "?"}]},
+        {"messages": talk("Hi")},
+    )
     (tmp_path / "two.json").write_text(json.dumps(talks(40, first=20)), encoding="utf-8")
-    pq.write_table(pa.Table.from_pylist([{"prompt": f"P{number}", "response": f"R{number}"} for number in range(9)]), tmp_path / "three.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([{"prompt": f"P{number}", "response": f"R{number}"} for number in range(9)]),
+        tmp_path / "three.parquet",
+    )
     sources = (
         {"path": str(tmp_path / "one.jsonl")},
         {"path": str(tmp_path / "two.json"), "limit": 25},
@@ -94,35 +130,76 @@ def test_fates_add_up_over_several_sources(tmp_path):
     )
     result = run(tmp_path, *sources, on_bad_row="drop", max_length=30)
     assert len(result.ledger) == result.batches["rows"] == 33 + 25 + 9
-    assert [entry["sample_ids"] == [] for entry in result.ledger] == [fate != "kept" for fate in result.fates()]
+    assert [entry["sample_ids"] == [] for entry in result.ledger] == [
+        fate != "kept" for fate in result.fates()
+    ]
     assert Counter(result.fates()) == {"kept": result.batches["samples"], **result.batches["dropped"]}
-    assert result.batches["dropped"] == {"bad-row": 2, "no-assistant-turn": 1, "duplicate": 10, "not-drawn": result.batches["dropped"]["not-drawn"]}
+    assert result.batches["dropped"] == {
+        "bad-row": 2,
+        "no-assistant-turn": 1,
+        "duplicate": 10,
+        "not-drawn": result.batches["dropped"]["not-drawn"],
+    }
     assert 0 < result.batches["dropped"]["not-drawn"] < 9
-    assert [entry["detail"] for entry in result.ledger if entry["reason"] == "bad-row"][1].startswith("turn 0 has the unknown role 'wizard")
+    assert [entry["detail"] for entry in result.ledger if entry["reason"] == "bad-row"][1].startswith(
+        "turn 0 has the unknown role 'wizard"
+    )
 
 
 def test_a_thousand_formatted_texts_in_a_thousand_out(tmp_path):
-    texts = [{"text": f"<|im_start|>user\nIs {number} odd?<|im_end|>\n<|im_start|>assistant\n{bool(number % 2)}<|im_end|>\n"} for number in range(1000)]
+    texts = [
+        {
+            "text": (
+                f"<|im_start|>user\nIs {number}"
+                f" odd?<|im_end|>\n<|im_start|>assistant\n{bool(number % 2)}<|im_end|>\n"
+            )
+        }
+        for number in range(1000)
+    ]
     result = run(tmp_path, lines(tmp_path / "texts.jsonl", *texts), processes=2)
     assert len(result.samples) == 1000
     decode = Tiny("chatml").tokenizer.backend.decode
-    assert [decode(sample["input_ids"]) for sample in result.samples] == ["<|begin|>" + text["text"] for text in texts]
-    plain = run(tmp_path, {"path": str(lines(tmp_path / "plain.jsonl", *({"text": f"Line {number}"} for number in range(1000)))), "trained": "all"})
+    assert [decode(sample["input_ids"]) for sample in result.samples] == [
+        "<|begin|>" + text["text"] for text in texts
+    ]
+    plain = run(
+        tmp_path,
+        {
+            "path": str(
+                lines(tmp_path / "plain.jsonl", *({"text": f"Line {number}"} for number in range(1000)))
+            ),
+            "trained": "all",
+        },
+    )
     assert len(plain.samples) == 1000
 
 
 @pytest.mark.parametrize("train_on", ["all", "each"])
 def test_the_trainer_cuts_between_train_and_validation(tmp_path, train_on):
-    rows = [{"messages": talk(*(f"{number}.{turn}" for turn in range(2 + 2 * (number % 3))))} for number in range(100)]
+    rows = [
+        {"messages": talk(*(f"{number}.{turn}" for turn in range(2 + 2 * (number % 3))))}
+        for number in range(100)
+    ]
     result = run(tmp_path, lines(tmp_path / "talks.jsonl", *rows), train_ratio=0.9, train_on=train_on)
     cut = int(len(result.samples) * 0.9)
-    assert [sample["split"] for sample in result.samples] == ["train"] * cut + ["validation"] * (len(result.samples) - cut)
-    assert result.batches["split"] == {"train": cut, "validation": len(result.samples) - cut, "train_data_ratio": 0.9}
-    sides = [{sample["conversation_id"] for sample in part} for part in (result.samples[:cut], result.samples[cut:])]
+    assert [sample["split"] for sample in result.samples] == ["train"] * cut + ["validation"] * (
+        len(result.samples) - cut
+    )
+    assert result.batches["split"] == {
+        "train": cut,
+        "validation": len(result.samples) - cut,
+        "train_data_ratio": 0.9,
+    }
+    sides = [
+        {sample["conversation_id"] for sample in part}
+        for part in (result.samples[:cut], result.samples[cut:])
+    ]
     assert sides[0].isdisjoint(sides[1])
     assert len(result.samples) == (100 if train_on == "all" else 199)
     if train_on == "each":
-        assert [sample["sample_id"] for sample in result.samples if sample["conversation_id"] == "talks:2"] == ["talks:2:1", "talks:2:3", "talks:2:5"]
+        assert [
+            sample["sample_id"] for sample in result.samples if sample["conversation_id"] == "talks:2"
+        ] == ["talks:2:1", "talks:2:3", "talks:2:5"]
 
 
 def test_added_rows_leave_keys_and_full_batches_as_they_were(tmp_path):
@@ -141,7 +218,10 @@ def test_a_number_of_batches_can_be_asked_for(tmp_path):
 
 def test_near_duplicates_are_dropped_on_demand(tmp_path):
     story = " ".join(f"word{number}" for number in range(200))
-    source = lines(tmp_path / "talks.jsonl", *({"messages": talk("Tell!", text)} for text in (story, story + " end", "Another one altogether.")))
+    source = lines(
+        tmp_path / "talks.jsonl",
+        *({"messages": talk("Tell!", text)} for text in (story, story + " end", "Another one altogether.")),
+    )
     assert run(tmp_path / "a", source).fates() == ["kept", "kept", "kept"]
     assert run(tmp_path / "b", source, near_duplicates=0.8).fates() == ["kept", "near-duplicate", "kept"]
 
@@ -154,20 +234,36 @@ def told(tmp_path, *sources, **settings):
 
 def test_cut_samples_are_counted(tmp_path):
     rows = [{"messages": talk("Hi", f"{number} Hello, how are you today? I am fine.")} for number in range(5)]
-    lines_of_summary, record = told(tmp_path, lines(tmp_path / "talks.jsonl", *rows, {"messages": talk("Hi", "Yes")}), max_length=24)
-    assert lines_of_summary[:2] == ["6 rows: 6 kept, 0 dropped", "  5 samples cut after tokenization.max_length (24) tokens"]
+    lines_of_summary, record = told(
+        tmp_path, lines(tmp_path / "talks.jsonl", *rows, {"messages": talk("Hi", "Yes")}), max_length=24
+    )
+    assert lines_of_summary[:2] == [
+        "6 rows: 6 kept, 0 dropped",
+        "  5 samples cut after tokenization.max_length (24) tokens",
+    ]
     assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (5, {}, {})
 
 
 def test_turns_that_are_dropped_from_kept_rows_are_counted(tmp_path):
     rows = [{"messages": talk("Hi", f"{number}", "More", "Hello, how are you today?")} for number in range(2)]
-    lines_of_summary, record = told(tmp_path, lines(tmp_path / "talks.jsonl", *rows, *talks(1)), train_on="each", max_length=30, too_long="drop")
-    assert lines_of_summary[:2] == ["3 rows: 3 kept, 0 dropped", "  of these rows 2 turns dropped: 2 x too-long"]
+    lines_of_summary, record = told(
+        tmp_path,
+        lines(tmp_path / "talks.jsonl", *rows, *talks(1)),
+        train_on="each",
+        max_length=30,
+        too_long="drop",
+    )
+    assert lines_of_summary[:2] == [
+        "3 rows: 3 kept, 0 dropped",
+        "  of these rows 2 turns dropped: 2 x too-long",
+    ]
     assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (0, {}, {"too-long": 2})
 
 
 def test_rows_that_are_trained_whole_for_want_of_a_mask_are_counted(tmp_path):
-    rows = [{"input_ids": [5, 6, number], "loss_mask": [0, 1, 1]} for number in range(2)] + [{"input_ids": [7, 8, 9]}] * 2
+    rows = [{"input_ids": [5, 6, number], "loss_mask": [0, 1, 1]} for number in range(2)] + [
+        {"input_ids": [7, 8, 9]}
+    ] * 2
     lines_of_summary, record = told(tmp_path, lines(tmp_path / "ids.jsonl", *rows))
     assert lines_of_summary[:3] == [
         "4 rows: 3 kept, 1 dropped",
@@ -181,7 +277,9 @@ def test_the_view_shows_conversations_escaped(tmp_path):
     hostile = "<script>alert('日本 😀')</script>"
     result = run(tmp_path, lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))
     assert "<script" not in result.view
-    assert "&lt;script&gt;alert(&#39;日本 😀&#39;)&lt;/script&gt;" in result.view  # the question, untrained, in one piece
+    assert (
+        "&lt;script&gt;alert(&#39;日本 😀&#39;)&lt;/script&gt;" in result.view
+    )  # the question, untrained, in one piece
     assert "<mark>😀</mark>" in result.view  # four tokens that make one character
     assert "talks:0" in result.view
 
@@ -197,7 +295,13 @@ def test_the_view_shows_conversations_escaped(tmp_path):
             {"messages": [{"role": "wizard", "content": "secret"}]},
             r"talks\.jsonl, line 3: turn 0 has the unknown role 'wizard'; map it in the source's `roles`",
         ),
-        ({"dialog": []}, r"talks\.jsonl, line 3: there is no field 'messages' .*; the fields are 'dialog'; set the source's `field`"),
+        (
+            {"dialog": []},
+            (
+                r"talks\.jsonl, line 3: there is no field 'messages' .*; the fields are 'dialog'; set the"
+                r" source's `field`"
+            ),
+        ),
     ],
 )
 @pytest.mark.parametrize("processes", [1, 2])
@@ -217,34 +321,62 @@ def test_no_row_stops_a_run_that_drops_bad_ones(tmp_path):
         '{"id": ' + "9" * 5000 + ', "messages": []}',
         json.dumps({"messages": deep}),
         '{"messages": ' + deep + "}",
-        {"messages": [*talk("Hi"), {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]},
+        {
+            "messages": [
+                *talk("Hi"),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+                },
+            ]
+        },
         [1, 2],
     ]
-    result = run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(1), *bad, talks(2)[1]), template="chatml_tools", on_bad_row="drop")
+    result = run(
+        tmp_path,
+        lines(tmp_path / "talks.jsonl", *talks(1), *bad, talks(2)[1]),
+        template="chatml_tools",
+        on_bad_row="drop",
+    )
     assert result.fates() == ["kept", *["bad-row"] * len(bad), "kept"]
     assert [entry["detail"] for entry in result.ledger[1:6]] == [
         "not valid JSON: an integer of too many digits",
         *["nested too deeply"] * 3,
         'the row is a list; rows must be JSON objects, such as {"messages": [...]}',
     ]
-    elements = ", ".join(row if isinstance(row, str) else json.dumps(row) for row in (*talks(1), *bad, talks(2)[1]))
+    elements = ", ".join(
+        row if isinstance(row, str) else json.dumps(row) for row in (*talks(1), *bad, talks(2)[1])
+    )
     (tmp_path / "array.json").write_text(f"[{elements}]", encoding="utf-8")
     array = run(tmp_path / "b", tmp_path / "array.json", template="chatml_tools", on_bad_row="drop")
-    assert [(entry["reason"], entry["detail"]) for entry in array.ledger] == [(entry["reason"], entry["detail"]) for entry in result.ledger]
+    assert [(entry["reason"], entry["detail"]) for entry in array.ledger] == [
+        (entry["reason"], entry["detail"]) for entry in result.ledger
+    ]
 
 
 def test_lines_that_are_lists_are_explained(tmp_path):
     source = lines(tmp_path / "talks.jsonl", talk("Hi", "Ho"), talk("And", "So"))
-    with pytest.raises(InputError, match=r"talks\.jsonl, line 1: the row is a list; rows must be JSON objects, such as \{\"messages\": \[\.\.\.\]\}"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"talks\.jsonl, line 1: the row is a list; rows must be JSON objects, such as \{\"messages\":"
+            r" \[\.\.\.\]\}"
+        ),
+    ):
         run(tmp_path, source)
 
 
 def test_a_parquet_row_that_cannot_be_read_is_a_fate(tmp_path):
-    texts = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\2\0\0\0\5\0\0\0"), pa.py_buffer(b"ok\xff\xfe\xe9"))
+    texts = pa.StringArray.from_buffers(
+        2, pa.py_buffer(b"\0\0\0\0\2\0\0\0\5\0\0\0"), pa.py_buffer(b"ok\xff\xfe\xe9")
+    )
     pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")
     source = {"path": str(tmp_path / "texts.parquet"), "trained": "all"}
     assert run(tmp_path, source, on_bad_row="drop").fates() == ["kept", "bad-row"]
-    with pytest.raises(InputError, match=r"texts\.parquet, row 1: field 'text' cannot be read \(UnicodeDecodeError: "):
+    with pytest.raises(
+        InputError, match=r"texts\.parquet, row 1: field 'text' cannot be read \(UnicodeDecodeError: "
+    ):
         run(tmp_path, source)
 
 
@@ -261,11 +393,16 @@ def test_a_failed_run_leaves_older_files_alone_and_clears_what_a_killed_one_left
 
 
 def test_if_nothing_is_kept_the_reasons_are_counted(tmp_path):
-    source = lines(tmp_path / "talks.jsonl", {"messages": []}, *({"messages": talk("Hi", "x" * 50)} for _ in range(2)))
+    source = lines(
+        tmp_path / "talks.jsonl", {"messages": []}, *({"messages": talk("Hi", "x" * 50)} for _ in range(2))
+    )
     with pytest.raises(InputError) as caught:
         run(tmp_path, source, max_length=20, too_long="drop")
     told = str(caught.value)
-    assert "none of the 3 rows is kept:\n  2 x too-long: longer than tokenization.max_length (first talks:1: " in told
+    assert (
+        "none of the 3 rows is kept:\n  2 x too-long: longer than tokenization.max_length (first talks:1: "
+        in told
+    )
     assert "\n  1 x empty: " in told
 
 
@@ -290,19 +427,40 @@ def test_a_missing_chat_template_is_an_error(tmp_path, processes):
 
 
 def script(tmp_path: Path, target: Path, source: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    config = {"data": {"sources": [{"path": str(source)}]}, "tokenization": {"max_length": 100}, "target": {"path": str(target)}}
-    command = [sys.executable, str(ROOT / "scripts/tokenize_dataset.py"), "--config", json.dumps(config), "--target", str(target / "target.json")]
-    return subprocess.run([*command, "--output-dir", str(tmp_path / "tokens"), *more], capture_output=True, text=True, check=False)
+    config = {
+        "data": {"sources": [{"path": str(source)}]},
+        "tokenization": {"max_length": 100},
+        "target": {"path": str(target)},
+    }
+    command = [
+        sys.executable,
+        str(ROOT / "scripts/tokenize_dataset.py"),
+        "--config",
+        json.dumps(config),
+        "--target",
+        str(target / "target.json"),
+    ]
+    return subprocess.run(
+        [*command, "--output-dir", str(tmp_path / "tokens"), *more],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_script_tells_what_it_did(tmp_path):
     directory, size = tiny_directory("chatml")
     target = Path(shutil.copytree(directory, tmp_path / "target"))
     write_json(target / "target.json", describe(target, size).as_record())
-    result = script(tmp_path, target, lines(tmp_path / "talks.jsonl", *talks(300), talks(1)[0]), "--processes", "2")
+    result = script(
+        tmp_path, target, lines(tmp_path / "talks.jsonl", *talks(300), talks(1)[0]), "--processes", "2"
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
-    assert "301 rows: 300 kept, 1 dropped\n  1 x duplicate: the same token ids came before (first talks:300)\n300 samples in 1 batches" in result.stderr
+    assert (
+        "301 rows: 300 kept, 1 dropped\n  1 x duplicate: the same token ids came before (first"
+        " talks:300)\n300 samples in 1 batches" in result.stderr
+    )
     assert "301 rows, " in result.stderr and " rows/s, 1 dropped" in result.stderr
     assert "Question" not in result.stderr
     assert Result(tmp_path / "tokens").batches["samples"] == 300

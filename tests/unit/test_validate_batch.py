@@ -1,4 +1,5 @@
-"""Validation proves samples with the target's own head; every kind of wrong state is rejected for its own reason."""
+"""Validation proves samples with the target's own head; every kind of wrong state is rejected for its own
+reason."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
 from eagle3_data.extraction.identity import ExtractionIdentity
 from eagle3_data.hashing import sample_key
-from eagle3_data.head import read_head
 from eagle3_data.records import write_json
 from eagle3_data.samples import Sample
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
-from eagle3_data.validation import Verdict, validate_samples
+from eagle3_data.validation.head import read_head
+from eagle3_data.validation.samples import Verdict, validate_samples
 
 HIDDEN, VOCAB, SAMPLES = 32, 50, 24
-IDENTITY = ExtractionIdentity(fingerprint="f", layers=(1, 2), dtype="bfloat16", quantization="none", engine="e", engine_arguments={})
+IDENTITY = ExtractionIdentity(
+    fingerprint="f", layers=(1, 2), dtype="bfloat16", quantization="none", engine="e", engine_arguments={}
+)
 
 
 @dataclass
@@ -52,7 +55,11 @@ def commit(store: Store, sample: Sample, states: torch.Tensor, greedy: int) -> N
         part,
         metadata=states_metadata({"extraction_id": IDENTITY.extraction_id}, sample.key),
     )
-    store.commit(sample.key, part, {"greedy_token": greedy, "size_bytes": part.stat().st_size, "xxh3_128": file_checksum(part)})
+    store.commit(
+        sample.key,
+        part,
+        {"greedy_token": greedy, "size_bytes": part.stat().st_size, "xxh3_128": file_checksum(part)},
+    )
 
 
 @pytest.fixture
@@ -86,7 +93,9 @@ def post_norm(fixture: Fixture) -> Callable[[torch.Tensor], torch.Tensor]:
 
     def change(states: torch.Tensor) -> torch.Tensor:
         last = states[:, -1].float()
-        states[:, -1] = (last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + 1e-6) * norm).to(torch.bfloat16)
+        states[:, -1] = (last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + 1e-6) * norm).to(
+            torch.bfloat16
+        )
         return states
 
     return change
@@ -103,7 +112,9 @@ def post_norm(fixture: Fixture) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
     ids=["layers-swapped", "shifted-by-a-token", "zeroed-tail", "short", "float32"],
 )
-def test_wrong_states_are_rejected(batch: Fixture, change: Callable[[Fixture], Callable[[torch.Tensor], torch.Tensor]], reason: str) -> None:
+def test_wrong_states_are_rejected(
+    batch: Fixture, change: Callable[[Fixture], Callable[[torch.Tensor], torch.Tensor]], reason: str
+) -> None:
     batch.rewrite(change(batch))
     rejected = batch.validate().rejected
     assert list(rejected) == [batch.samples[1].key]
@@ -122,7 +133,10 @@ def test_states_after_the_final_norm_do_not_pass_a_batch(batch: Fixture) -> None
 def test_another_samples_states_are_rejected(batch: Fixture) -> None:
     other = load_file(batch.store.states_path(batch.samples[0].key))["hidden_states"]
     batch.rewrite(lambda _: other)
-    assert "shared-rows: its last state equals that of sample s:0" in batch.validate().rejected[batch.samples[1].key]
+    assert (
+        "shared-rows: its last state equals that of sample s:0"
+        in batch.validate().rejected[batch.samples[1].key]
+    )
 
 
 def test_a_flipped_bit_breaks_the_checksum(batch: Fixture) -> None:

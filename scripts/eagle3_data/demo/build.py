@@ -26,10 +26,11 @@ SAMPLE_TOKENS = 256
 
 
 def build_demo_target(target: str, conversations: str | Path, output: str | Path, *, seed: int = 0) -> None:
-    """Build demo target `target`, trained on the JSONL file `conversations`, as checkpoint directory `output`.
+    """Build demo target `target`, trained on the JSONL file `conversations`, as checkpoint directory
+    `output`.
 
-    The directory appears complete or not at all; an earlier build there is replaced. The same seed gives the same
-    weights on the same machine. Raises InputError.
+    The directory appears complete or not at all; an earlier build there is replaced. The same seed gives the
+    same weights on the same machine. Raises InputError.
     """
     recipe: Recipe = importlib.import_module(TARGETS[target]).RECIPE
     rows = read_conversations(conversations)
@@ -37,12 +38,24 @@ def build_demo_target(target: str, conversations: str | Path, output: str | Path
         tokenizer = train_tokenizer(recipe, rows)
         token_ids = encode_conversations(tokenizer, rows)
         if len(token_ids) <= WINDOW:
-            raise InputError(f"{conversations} gives {len(token_ids)} tokens; a demo target needs more than {WINDOW} to train on")
+            raise InputError(
+                f"{conversations} gives {len(token_ids)} tokens; a demo target needs more than {WINDOW} to"
+                " train on"
+            )
         model = recipe.make_model(tokenizer)
         make_states_distinct(model, token_ids[:SAMPLE_TOKENS])
         loss = train(model, token_ids, recipe.steps)
         recipe.save(model, tokenizer, directory)
-        write_json(directory / RECORD, {"target": target, "seed": seed, "steps": recipe.steps, "loss_nats": loss, "tokens": len(token_ids)})
+        write_json(
+            directory / RECORD,
+            {
+                "target": target,
+                "seed": seed,
+                "steps": recipe.steps,
+                "loss_nats": loss,
+                "tokens": len(token_ids),
+            },
+        )
 
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:
@@ -51,7 +64,9 @@ def read_conversations(path: str | Path) -> list[dict[str, Any]]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as UTF-8 text; --conversations must be a JSONL file of conversations") from error
+        raise InputError(
+            f"{path} cannot be read as UTF-8 text; --conversations must be a JSONL file of conversations"
+        ) from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -84,7 +99,8 @@ def _appearing(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def _reproducible(seed: int) -> Iterator[None]:
-    """Seed torch and use one thread: the rounding of sums depends on their number, and several are slow on a busy machine. Restores both."""
+    """Seed torch and use one thread: the rounding of sums depends on their number, and several are slow on a
+    busy machine. Restores both."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -14,7 +14,8 @@ class Recipe:
     """How to build a demo target.
 
     `special_tokens` get the ids 0, 1, ... in this order; `eos_token` and `pad_token` are two of them.
-    `make_model` returns an untrained float32 causal language model; `save` writes a trained one, in bfloat16, as a checkpoint.
+    `make_model` returns an untrained float32 causal language model; `save` writes a trained one, in bfloat16,
+    as a checkpoint.
     """
 
     template: str

@@ -38,7 +38,15 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: 
 
 RECIPE = Recipe(
     template="chatml.jinja",
-    special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
+    special_tokens=(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+    ),
     eos_token="<|im_end|>",
     pad_token="<|endoftext|>",
     steps=50,

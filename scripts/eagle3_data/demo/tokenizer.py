@@ -15,24 +15,36 @@ VOCAB_SIZE = 2000
 
 
 def train_tokenizer(recipe: Recipe, conversations: list[dict[str, Any]]) -> PreTrainedTokenizerFast:
-    """A tokenizer of 2,000 tokens that encodes any text without loss and adds no token that the chat template did not write."""
+    """A tokenizer of 2,000 tokens that encodes any text without loss and adds no token that the chat template
+    did not write."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=list(recipe.special_tokens), initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(recipe.special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     bpe.train_from_iterator(_strings(conversations), trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=recipe.eos_token, pad_token=recipe.pad_token)
-    tokenizer.chat_template = (Path(__file__).parent / "templates" / recipe.template).read_text(encoding="utf-8")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token=recipe.eos_token, pad_token=recipe.pad_token
+    )
+    tokenizer.chat_template = (Path(__file__).parent / "templates" / recipe.template).read_text(
+        encoding="utf-8"
+    )
     return tokenizer
 
 
-def encode_conversations(tokenizer: PreTrainedTokenizerFast, conversations: list[dict[str, Any]]) -> list[int]:
+def encode_conversations(
+    tokenizer: PreTrainedTokenizerFast, conversations: list[dict[str, Any]]
+) -> list[int]:
     """The token ids of all conversations, rendered with the chat template, one after the other."""
     ids: list[int] = []
     for conversation in conversations:
-        text = tokenizer.apply_chat_template(conversation["messages"], tools=conversation.get("tools"), tokenize=False)
+        text = tokenizer.apply_chat_template(
+            conversation["messages"], tools=conversation.get("tools"), tokenize=False
+        )
         ids += tokenizer.encode(text, add_special_tokens=False)
     return ids
 

@@ -1,4 +1,5 @@
-"""Some seconds of training: enough that a proof by greedy tokens or by loss means something on a demo target."""
+"""Some seconds of training: enough that a proof by greedy tokens or by loss means something on a demo
+target."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ LAYER_UPDATE = 0.4
 def make_states_distinct(model: PreTrainedModel, token_ids: list[int]) -> None:
     """Initialise `model` so that a hidden state taken at a wrong place is unmistakable.
 
-    Norm weights have random signs and sizes of 0.5 ... 1.5: with weights of one, even with positive ones, states taken
-    after the final norm often give the same greedy token as those taken before it. Every layer's output projections are
-    scaled to its share of the stream, seen on `token_ids`: as usually initialised, the states after neighbouring layers
-    are nearly the same.
+    Norm weights have random signs and sizes of 0.5 ... 1.5: with weights of one, even with positive ones,
+    states taken after the final norm often give the same greedy token as those taken before it. Every layer's
+    output projections are scaled to its share of the stream, seen on `token_ids`: as usually initialised, the
+    states after neighbouring layers are nearly the same.
     """
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -47,14 +48,17 @@ def make_states_distinct(model: PreTrainedModel, token_ids: list[int]) -> None:
 
 
 def train(model: PreTrainedModel, token_ids: list[int], steps: int) -> float:
-    """Train in place on random windows of `token_ids`. Returns the mean loss of the last 20 steps, in nats per token.
+    """Train in place on random windows of `token_ids`. Returns the mean loss of the last 20 steps, in nats
+    per token.
 
-    First the two token tables alone, past the layers, as a bigram model: cheap, and most of what so short a training
-    can learn. Then `steps` steps of the whole model.
+    First the two token tables alone, past the layers, as a bigram model: cheap, and most of what so short a
+    training can learn. Then `steps` steps of the whole model.
     """
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     tables = [embeddings.weight, head.weight]
-    layers = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
+    layers = [
+        parameter for parameter in model.parameters() if all(parameter is not table for table in tables)
+    ]
 
     def bigram_loss(batch: Tensor) -> Tensor:
         logits = head(model.model.norm(embeddings(batch[:, :-1])))
@@ -64,13 +68,32 @@ def train(model: PreTrainedModel, token_ids: list[int], steps: int) -> float:
         return model(input_ids=batch, labels=batch, use_cache=False).loss
 
     stream = torch.tensor(token_ids)
-    _descend("token tables", bigram_loss, stream, [{"params": tables, "lr": 3e-2}], batch_size=8, steps=TABLE_STEPS)
-    return _descend("whole model", loss, stream, [{"params": tables, "lr": 3e-3}, {"params": layers, "lr": 2e-4}], batch_size=4, steps=steps)
+    _descend(
+        "token tables", bigram_loss, stream, [{"params": tables, "lr": 3e-2}], batch_size=8, steps=TABLE_STEPS
+    )
+    return _descend(
+        "whole model",
+        loss,
+        stream,
+        [{"params": tables, "lr": 3e-3}, {"params": layers, "lr": 2e-4}],
+        batch_size=4,
+        steps=steps,
+    )
 
 
-def _descend(what: str, loss_of: Callable[[Tensor], Tensor], stream: Tensor, groups: list[dict[str, object]], *, batch_size: int, steps: int) -> float:
+def _descend(
+    what: str,
+    loss_of: Callable[[Tensor], Tensor],
+    stream: Tensor,
+    groups: list[dict[str, object]],
+    *,
+    batch_size: int,
+    steps: int,
+) -> float:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - step / steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARM_UP_STEPS) * (1 - step / steps)
+    )
     losses: list[float] = []
     recent = float("nan")
     for step in range(1, steps + 1):

@@ -1,4 +1,5 @@
-"""Puts lines, tracebacks and catalogue together: the cause, honestly unknown where it is. Standard library only."""
+"""Puts lines, tracebacks and catalogue together: the cause, honestly unknown where it is. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -7,12 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from eagle3_data.diagnosis.catalogue import BARE_ERROR, EMPTY_MESSAGE, ENGINE_DIED, FAULTS, NOISE, QUOTED, SECONDARY, Fault
+from eagle3_data.diagnosis.catalogue import (
+    BARE_ERROR,
+    EMPTY_MESSAGE,
+    ENGINE_DIED,
+    FAULTS,
+    NOISE,
+    QUOTED,
+    SECONDARY,
+    Fault,
+)
 from eagle3_data.diagnosis.log_lines import LogLine, by_process, parse_lines
-from eagle3_data.diagnosis.tracebacks import Chain, Raised, find_chains, is_of_traceback, shortened, without_repeats
+from eagle3_data.diagnosis.tracebacks import (
+    Chain,
+    Raised,
+    find_chains,
+    is_of_traceback,
+    shortened,
+    without_repeats,
+)
 
 HANDLED_LEVELS = {"DEBUG", "INFO", "WARNING"}
-NOTHING_AFTER_COLON = re.compile(r"^(?!.*Traceback).*\b(?:error|failed|failure|exception)\b[^:]*:\s*$", re.IGNORECASE)
+NOTHING_AFTER_COLON = re.compile(
+    r"^(?!.*Traceback).*\b(?:error|failed|failure|exception)\b[^:]*:\s*$", re.IGNORECASE
+)
 LAST_LINES = 15
 MESSAGE_LINES = 4
 CAUSE_LIMIT = 600
@@ -40,8 +59,14 @@ class _Candidate:
 def diagnose(text: str) -> Diagnosis:
     """The first real cause in the log `text` of an engine, its workers and its parent."""
     lines = parse_lines(text)
-    chains = without_repeats([chain for stream in by_process(lines).values() for chain in find_chains(stream)])
-    cut = [chain.raised[0] for chain in chains if chain.raised[0].cut and chain.raised[0].level not in HANDLED_LEVELS]
+    chains = without_repeats(
+        [chain for stream in by_process(lines).values() for chain in find_chains(stream)]
+    )
+    cut = [
+        chain.raised[0]
+        for chain in chains
+        if chain.raised[0].cut and chain.raised[0].level not in HANDLED_LEVELS
+    ]
     chains = [chain for chain in chains if not chain.raised[0].cut]
     told = [root for chain in chains if (root := _root(chain)) is not None]
     candidates = [_of_exception(root) for root in told if root.level not in HANDLED_LEVELS]
@@ -52,7 +77,8 @@ def diagnose(text: str) -> Diagnosis:
 
 
 def _root(chain: Chain) -> Raised | None:
-    """The exception of a chain that is the cause: the deepest of those raised `from` one another, else the last; not one that only passes on."""
+    """The exception of a chain that is the cause: the deepest of those raised `from` one another, else the
+    last; not one that only passes on."""
     own = [raised for raised in chain.raised if not _passes_on(raised)]
     if not own:
         return None
@@ -87,7 +113,9 @@ def _in_lines(lines: Sequence[LogLine]) -> list[_Candidate]:
     for line in lines:
         for fault in FAULTS:
             if fault.in_lines and fault.pattern.search(line.text) and not NOISE.search(line.text):
-                candidates.append(_Candidate(line.number, line.text.strip(), line.text.strip(), line.process, fault))
+                candidates.append(
+                    _Candidate(line.number, line.text.strip(), line.text.strip(), line.process, fault)
+                )
                 break
     return candidates
 
@@ -95,33 +123,73 @@ def _in_lines(lines: Sequence[LogLine]) -> list[_Candidate]:
 def _diagnosis(candidate: _Candidate) -> Diagnosis:
     told = candidate.words + (f" (at {candidate.place})" if candidate.place else "")
     if candidate.fault is None:
-        remedy = "no known fault: the excerpt is the first traceback that is neither noise nor an echo; start there"
+        remedy = (
+            "no known fault: the excerpt is the first traceback that is neither noise nor an echo; start"
+            " there"
+        )
         return Diagnosis(_cut(told), None, remedy, candidate.excerpt)
-    return Diagnosis(_cut(f"{candidate.fault.meaning}: {told}"), candidate.fault.id, candidate.fault.remedy, candidate.excerpt)
+    return Diagnosis(
+        _cut(f"{candidate.fault.meaning}: {told}"),
+        candidate.fault.id,
+        candidate.fault.remedy,
+        candidate.excerpt,
+    )
 
 
 def _without_root(lines: Sequence[LogLine], chains: Sequence[Chain], cut: Sequence[Raised]) -> Diagnosis:
-    """No whole traceback of its own: what others quote of it, a process that vanished, an ERROR line, what is left of a traceback, an empty word, the end."""
+    """No whole traceback of its own: what others quote of it, a process that vanished, an ERROR line, what is
+    left of a traceback, an empty word, the end."""
     passed_on = [raised for chain in chains for raised in chain.raised]
     texts = [*(raised.message for raised in passed_on), *(line.text for line in lines)]
     quoted = next((found for text in texts if (found := QUOTED.search(text)) is not None), None)
     if quoted is not None:
         return _diagnosis(_of_quoted(quoted))
-    if died := next((text for text in [*(raised.headline for raised in passed_on), *texts] if ENGINE_DIED.pattern.search(text)), None):
+    if died := next(
+        (
+            text
+            for text in [*(raised.headline for raised in passed_on), *texts]
+            if ENGINE_DIED.pattern.search(text)
+        ),
+        None,
+    ):
         return _diagnosis(_Candidate(0, died.strip(), _last(lines), "", ENGINE_DIED))
-    spoken = [line for line in lines if line.text.strip() and not NOISE.search(line.text) and not is_of_traceback(line.text)]
+    spoken = [
+        line
+        for line in lines
+        if line.text.strip() and not NOISE.search(line.text) and not is_of_traceback(line.text)
+    ]
     empty = [line for line in spoken if NOTHING_AFTER_COLON.search(line.text)]
     begun = [line for line in empty if line.level not in HANDLED_LEVELS and _following(line, lines)]
     in_cut = [range(raised.first, raised.last + 1) for raised in cut]
-    errors = [line for line in spoken if line.level in ("ERROR", "CRITICAL") and line not in empty and not any(line.number in lost for lost in in_cut)]
-    if errors := sorted([*errors, *begun], key=lambda line: (line.text.startswith(" "), line.number)):  # an indented one is rather the rest of another
+    errors = [
+        line
+        for line in spoken
+        if line.level in ("ERROR", "CRITICAL")
+        and line not in empty
+        and not any(line.number in lost for lost in in_cut)
+    ]
+    if errors := sorted(
+        [*errors, *begun], key=lambda line: (line.text.startswith(" "), line.number)
+    ):  # an indented one is rather the rest of another
         return _diagnosis(_of_line(errors[0], lines))
     if cut:
         return _of_cut(cut[0])
     if passed_on:
-        return _diagnosis(_Candidate(passed_on[0].first, passed_on[0].headline, shortened(passed_on[0]).text, _where(passed_on[0])))
+        return _diagnosis(
+            _Candidate(
+                passed_on[0].first, passed_on[0].headline, shortened(passed_on[0]).text, _where(passed_on[0])
+            )
+        )
     if empty:
-        return _diagnosis(_Candidate(empty[0].number, f"`{empty[0].text.strip()}`, nothing after the colon", _last(lines), "", EMPTY_MESSAGE))
+        return _diagnosis(
+            _Candidate(
+                empty[0].number,
+                f"`{empty[0].text.strip()}`, nothing after the colon",
+                _last(lines),
+                "",
+                EMPTY_MESSAGE,
+            )
+        )
     return _unknown(lines)
 
 
@@ -129,15 +197,31 @@ def _of_cut(raised: Raised) -> Diagnosis:
     deepest = f"; the last statement it shows is `{raised.source}`" if raised.source else ""
     place = f" (at {_where(raised)})" if _where(raised) else ""
     remedy = (
-        "the log ends or breaks off inside of a traceback: look for the rest in the other logs, and how the process ended (exit code, scheduler, kernel log)"
+        "the log ends or breaks off inside of a traceback: look for the rest in the other logs, and how the"
+        " process ended (exit code, scheduler, kernel log)"
     )
-    return Diagnosis(_cut(f"a traceback that is cut off before its exception{deepest}{place}"), None, remedy, shortened(raised).text)
+    return Diagnosis(
+        _cut(f"a traceback that is cut off before its exception{deepest}{place}"),
+        None,
+        remedy,
+        shortened(raised).text,
+    )
 
 
 def _following(line: LogLine, lines: Sequence[LogLine]) -> list[str]:
-    """The lines that may belong to the message of `line`: the process's next ones, up to an empty one, a record or a traceback."""
-    after = [other for other in lines if 0 < other.number - line.number <= MESSAGE_LINES and other.process == line.process]
-    return [other.text.rstrip() for other in takewhile(lambda other: other.text.strip() and not other.level and not is_of_traceback(other.text), after)]
+    """The lines that may belong to the message of `line`: the process's next ones, up to an empty one, a
+    record or a traceback."""
+    after = [
+        other
+        for other in lines
+        if 0 < other.number - line.number <= MESSAGE_LINES and other.process == line.process
+    ]
+    return [
+        other.text.rstrip()
+        for other in takewhile(
+            lambda other: other.text.strip() and not other.level and not is_of_traceback(other.text), after
+        )
+    ]
 
 
 def _of_line(line: LogLine, lines: Sequence[LogLine]) -> _Candidate:
@@ -159,9 +243,19 @@ def _of_quoted(quoted: re.Match[str]) -> _Candidate:
 def _unknown(lines: Sequence[LogLine]) -> Diagnosis:
     shown = _last(lines)
     if not shown:
-        return Diagnosis("unknown: the log is empty", None, "see whether the process started at all, and how it ended (exit code, scheduler)", "")
-    last = next((text.strip() for text in reversed(shown.splitlines()) if not is_of_traceback(text)), "of a traceback")
-    cause = f"unknown: no traceback and no error line in {len(lines)} lines that is not known to be harmless; the last line is `{last}`"
+        return Diagnosis(
+            "unknown: the log is empty",
+            None,
+            "see whether the process started at all, and how it ended (exit code, scheduler)",
+            "",
+        )
+    last = next(
+        (text.strip() for text in reversed(shown.splitlines()) if not is_of_traceback(text)), "of a traceback"
+    )
+    cause = (
+        f"unknown: no traceback and no error line in {len(lines)} lines that is not known to be harmless; the"
+        f" last line is `{last}`"
+    )
     return Diagnosis(_cut(cause), None, "see how the process ended (exit code, scheduler, kernel log)", shown)
 
 

@@ -1,4 +1,5 @@
-"""Lines of a log of several processes, taken apart: which process, which level, what text. Standard library only."""
+"""Lines of a log of several processes, taken apart: which process, which level, what text. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ BARE_LEVEL = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line. `process` is empty where the line does not name its own, `level` and `origin` where it is no log record."""
+    """One line. `process` is empty where the line does not name its own, `level` and `origin` where it is no
+    log record."""
 
     number: int
     process: str
@@ -40,7 +42,9 @@ def _parse(number: int, line: str) -> LogLine:
         process, line = found["name"], line[found.end() :]
     line = RANK.sub("", line)
     if (record := RECORD.match(line)) is not None:
-        return LogLine(number, process, record["level"], record["origin"] or record["plain_origin"], line[record.end() :])
+        return LogLine(
+            number, process, record["level"], record["origin"] or record["plain_origin"], line[record.end() :]
+        )
     bare = BARE_LEVEL.match(line)
     return LogLine(number, process, bare["level"] if bare else "", "", line)
 

@@ -11,7 +11,8 @@ from eagle3_data.diagnosis.log_lines import LogLine
 START = "Traceback (most recent call last):"
 GROUP_START = "Exception Group Traceback (most recent call last):"
 SUB_EXCEPTION = "+- sub-exception"
-"""Stands for the rule above an exception of a group, which has a number and, where it was never raised, no traceback."""
+"""Stands for the rule above an exception of a group, which has a number and, where it was never raised, no
+traceback."""
 DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
 IN_HANDLING = "During handling of the above exception, another exception occurred:"
 FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
@@ -26,7 +27,8 @@ MESSAGE_LINES = 12
 
 @dataclass(frozen=True)
 class Raised:
-    """One exception as a traceback shows it. `first` and `last` are line numbers of the log; `type` is empty where the log is cut off before it."""
+    """One exception as a traceback shows it. `first` and `last` are line numbers of the log; `type` is empty
+    where the log is cut off before it."""
 
     type: str
     message: str
@@ -75,7 +77,8 @@ def is_of_traceback(text: str) -> bool:
 
 
 def find_chains(lines: Sequence[LogLine]) -> list[Chain]:
-    """The chains of one process's lines. A traceback that is cut off is a chain of its own, of one exception without a type."""
+    """The chains of one process's lines. A traceback that is cut off is a chain of its own, of one exception
+    without a type."""
     lines = list(_without_bars(lines))
     chains: list[Chain] = []
     position, link = 0, ""
@@ -84,7 +87,9 @@ def find_chains(lines: Sequence[LogLine]) -> list[Chain]:
         chains += [Chain((raised,))] if raised else []
     while position < len(lines):
         text = lines[position].text.strip()
-        if text not in HEADS or (text == SUB_EXCEPTION and position + 1 < len(lines) and lines[position + 1].text.strip() in HEADS):
+        if text not in HEADS or (
+            text == SUB_EXCEPTION and position + 1 < len(lines) and lines[position + 1].text.strip() in HEADS
+        ):
             if text in LINKS:
                 link = text
             elif text:
@@ -103,7 +108,8 @@ def find_chains(lines: Sequence[LogLine]) -> list[Chain]:
 
 
 def _without_bars(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """The lines as if the exceptions of a group (`except*`, task groups) stood alone: without the bars that Python draws beside them."""
+    """The lines as if the exceptions of a group (`except*`, task groups) stood alone: without the bars that
+    Python draws beside them."""
     inside = True  # the log may begin in one
     for line in lines:
         if inside and (rule := GROUP_RULE.match(line.text)) is not None:
@@ -127,7 +133,8 @@ def _starts_inside(lines: Sequence[LogLine]) -> bool:
 
 
 def _read(lines: Sequence[LogLine], start: int) -> tuple[Raised | None, int]:
-    """The traceback whose head is at `start` (-1: cut off), and the position after it; None where nothing of it is there."""
+    """The traceback whose head is at `start` (-1: cut off), and the position after it; None where nothing of
+    it is there."""
     frames: list[str] = []
     source = ""
     position = start + 1
@@ -147,17 +154,43 @@ def _read(lines: Sequence[LogLine], start: int) -> tuple[Raised | None, int]:
             return None, position
         shown = [line.text.rstrip() for line in lines[begin:position] if not CARETS.match(line.text)]
         last = lines[position - 1]
-        return Raised("", "", tuple(frames), source, head.process, head.level, head.number, last.number, "\n".join(shown)), position
+        return (
+            Raised(
+                "",
+                "",
+                tuple(frames),
+                source,
+                head.process,
+                head.level,
+                head.number,
+                last.number,
+                "\n".join(shown),
+            ),
+            position,
+        )
     rest = list(_more_of_message(lines, position))
     message = "\n".join([found["message"] or "", *(line.text.rstrip() for line in rest)]).strip()
     last = rest[-1] if rest else lines[position]
-    shown = [line.text.rstrip() for line in lines[begin : position + 1 + len(rest)] if not CARETS.match(line.text)]
-    raised = Raised(found["type"], message, tuple(frames), source, head.process, head.level, head.number, last.number, "\n".join(shown))
+    shown = [
+        line.text.rstrip() for line in lines[begin : position + 1 + len(rest)] if not CARETS.match(line.text)
+    ]
+    raised = Raised(
+        found["type"],
+        message,
+        tuple(frames),
+        source,
+        head.process,
+        head.level,
+        head.number,
+        last.number,
+        "\n".join(shown),
+    )
     return raised, position + 1 + len(rest)
 
 
 def _more_of_message(lines: Sequence[LogLine], position: int) -> Iterator[LogLine]:
-    """Further lines of a message: of the same log record, or indented. Validation errors name a field flush left, then indent."""
+    """Further lines of a message: of the same log record, or indented. Validation errors name a field flush
+    left, then indent."""
     head = lines[position]
     validation = "validation error" in head.text
     for line in lines[position + 1 : position + 1 + MESSAGE_LINES]:
@@ -171,7 +204,8 @@ def _more_of_message(lines: Sequence[LogLine], position: int) -> Iterator[LogLin
 
 
 def without_repeats(chains: Sequence[Chain]) -> list[Chain]:
-    """Chains in the order of the log; one that repeats an earlier one's exceptions word for word is left out."""
+    """Chains in the order of the log; one that repeats an earlier one's exceptions word for word is left
+    out."""
     seen: set[tuple[tuple[str, str], ...]] = set()
     kept = []
     for chain in sorted(chains, key=lambda c: c.raised[0].first):
@@ -187,4 +221,6 @@ def shortened(raised: Raised, limit: int = 30) -> Raised:
     lines = raised.text.splitlines()
     if len(lines) <= limit:
         return raised
-    return replace(raised, text="\n".join([lines[0], f"  ... {len(lines) - limit} lines ...", *lines[-limit + 1 :]]))
+    return replace(
+        raised, text="\n".join([lines[0], f"  ... {len(lines) - limit} lines ...", *lines[-limit + 1 :]])
+    )

@@ -1,1 +1,2 @@
-"""Engines compute hidden states. Each is a class named in `extraction.engine` that follows `eagle3_data.engines.base.Engine`."""
+"""Engines compute hidden states. Each is a class named in `extraction.engine` that follows
+`eagle3_data.engines.base.Engine`."""

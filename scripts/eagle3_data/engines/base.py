@@ -1,8 +1,8 @@
 """What an engine is, and the words it exchanges with the supervisor. Standard library only.
 
-An engine lives in a process of its own (`eagle3_data.extraction.engine_child`). It is handed requests one by one and
-returns each exactly once, in any order. It writes the states itself, to the path named in the request: the file appears
-there complete, by a rename, or `<path>.error` appears with the reason.
+An engine lives in a process of its own (`eagle3_data.engines.child`). It is handed requests one by one and
+returns each exactly once, in any order. It writes the states itself, to the path named in the request: the
+file appears there complete, by a rename, or `<path>.error` appears with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Extracted:
-    """The engine is done with a request. The file may still be on its way; `greedy_token` is the model's next token."""
+    """The engine is done with a request. The file may still be on its way; `greedy_token` is the model's next
+    token."""
 
     key: str
     states_path: str
@@ -87,7 +88,8 @@ class Engine(Protocol):
     def __init__(self, settings: EngineSettings) -> None: ...
 
     def submit(self, request: Request) -> None:
-        """Take a request. Raises SampleError if this one cannot be extracted; any other error ends the engine."""
+        """Take a request. Raises SampleError if this one cannot be extracted; any other error ends the
+        engine."""
 
     def step(self) -> list[Extracted | Rejected]:
         """Compute for a while and return what got finished; called only while requests are in flight."""
@@ -106,8 +108,8 @@ def load_engine(path: str) -> Callable[[EngineSettings], Engine]:
 
 
 def states_metadata(provenance: dict[str, str], key: str) -> dict[str, str]:
-    """The `__metadata__` of a states file. One entry only: safetensors writes several in random order, and the same states
-    must be the same bytes."""
+    """The `__metadata__` of a states file. One entry only: safetensors writes several in random order, and
+    the same states must be the same bytes."""
     return {"provenance": json.dumps({**provenance, "key": key}, sort_keys=True)}
 
 
@@ -116,10 +118,11 @@ def error_path(states_path: str | os.PathLike[str]) -> Path:
 
 
 def publish_states(states_path: str, write: Callable[[str], None]) -> None:
-    """Let `write` make a part file and rename it to `states_path`; on an error leave `<states_path>.error` instead.
+    """Let `write` make a part file and rename it to `states_path`; on an error leave `<states_path>.error`
+    instead.
 
-    This is the completion signal the committer waits for, so it never raises: one of the two files appears, unless the
-    error cannot be written either (then the committer's time-out tells).
+    This is the completion signal the committer waits for, so it never raises: one of the two files appears,
+    unless the error cannot be written either (then the committer's time-out tells).
     """
     part = f"{states_path}.part"
     try:

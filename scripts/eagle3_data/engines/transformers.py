@@ -1,4 +1,5 @@
-"""The transformers engine: the plain forward pass everything else is compared with. One sample at a time, any device."""
+"""The transformers engine: the plain forward pass everything else is compared with. One sample at a time, any
+device."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request, publish_states, states_metadata
+from eagle3_data.engines.base import (
+    EngineSettings,
+    Extracted,
+    Rejected,
+    Request,
+    publish_states,
+    states_metadata,
+)
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.target import read_model_config, text_config, weight_files
 
@@ -27,14 +35,21 @@ class TransformersEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         self._settings = settings
-        self._reference = ReferenceModel(settings.model_path, getattr(torch, settings.dtype), settings.trust_remote_code)
+        self._reference = ReferenceModel(
+            settings.model_path, getattr(torch, settings.dtype), settings.trust_remote_code
+        )
         self._waiting: list[Request] = []
 
     def submit(self, request: Request) -> None:
         if not 0 < len(request.token_ids) <= self._settings.max_length:
-            raise SampleError(f"a sample of {len(request.token_ids)} tokens; between 1 and {self._settings.max_length} are possible")
+            raise SampleError(
+                f"a sample of {len(request.token_ids)} tokens; between 1 and {self._settings.max_length} are"
+                " possible"
+            )
         if max(request.token_ids) >= self._reference.vocab_size:
-            raise SampleError(f"token id {max(request.token_ids)} is outside the vocabulary of {self._reference.vocab_size}")
+            raise SampleError(
+                f"token id {max(request.token_ids)} is outside the vocabulary of {self._reference.vocab_size}"
+            )
         self._waiting.append(request)
 
     def step(self) -> list[Extracted | Rejected]:
@@ -62,18 +77,31 @@ class ReferenceModel:
     def states(self, token_ids: Sequence[int], layers: Sequence[int]) -> tuple[torch.Tensor, int]:
         """States [T, len(layers), H] in the model's dtype, on the CPU, and the greedy next token.
 
-        Layer ids count as everywhere here: k is the residual stream after k decoder layers, before the final norm.
+        Layer ids count as everywhere here: k is the residual stream after k decoder layers, before the final
+        norm.
         """
         captured: dict[int, torch.Tensor] = {}
 
         def keep(k: int, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
-            captured[k] = (output if isinstance(output, torch.Tensor) else output[0]).reshape(len(token_ids), -1).cpu()
+            captured[k] = (
+                (output if isinstance(output, torch.Tensor) else output[0]).reshape(len(token_ids), -1).cpu()
+            )
 
-        hooks = [self._layers[k - 1].register_forward_hook(lambda _, __, output, k=k: keep(k, output)) for k in layers if k > 0]
+        hooks = [
+            self._layers[k - 1].register_forward_hook(lambda _, __, output, k=k: keep(k, output))
+            for k in layers
+            if k > 0
+        ]
         if 0 in layers:
-            hooks.append(self._model.get_input_embeddings().register_forward_hook(lambda _, __, output: keep(0, output)))
+            hooks.append(
+                self._model.get_input_embeddings().register_forward_hook(
+                    lambda _, __, output: keep(0, output)
+                )
+            )
         try:
-            logits = self._model(torch.tensor([token_ids], device=self._model.device), use_cache=False, logits_to_keep=1).logits
+            logits = self._model(
+                torch.tensor([token_ids], device=self._model.device), use_cache=False, logits_to_keep=1
+            ).logits
         finally:
             for hook in hooks:
                 hook.remove()
@@ -81,8 +109,9 @@ class ReferenceModel:
 
 
 def language_model_class(directory: Path) -> Any:
-    """The class of transformers for the architecture in config.json: model types it does not know (`kimi_k2`) may still name
-    an architecture it does (`DeepseekV3ForCausalLM`). None: let transformers' auto classes decide."""
+    """The class of transformers for the architecture in config.json: model types it does not know (`kimi_k2`)
+    may still name an architecture it does (`DeepseekV3ForCausalLM`). None: let transformers' auto classes
+    decide."""
     architectures = read_model_config(directory).get("architectures") or [""]
     return getattr(transformers, architectures[0], None)
 
@@ -96,7 +125,9 @@ def _config_of(cls: Any, directory: Path) -> Any:
 def load_language_model(directory: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     if cls := language_model_class(directory):
         return cls.from_pretrained(directory, config=_config_of(cls, directory), dtype=dtype)
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust_remote_code)
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, trust_remote_code=trust_remote_code
+    )
 
 
 def make_language_model(directory: Path, trust_remote_code: bool) -> Any:
@@ -104,14 +135,23 @@ def make_language_model(directory: Path, trust_remote_code: bool) -> Any:
     if cls := language_model_class(directory):
         return cls(_config_of(cls, directory))
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, dtype=torch.float32)
+    return transformers.AutoModelForCausalLM.from_config(
+        config, trust_remote_code=trust_remote_code, dtype=torch.float32
+    )
 
 
 def _decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     wanted: Any = getattr(model.config, "num_hidden_layers", None)
-    found = [module for name, module in model.named_modules() if name.endswith("layers") and isinstance(module, torch.nn.ModuleList) and len(module) == wanted]
+    found = [
+        module
+        for name, module in model.named_modules()
+        if name.endswith("layers") and isinstance(module, torch.nn.ModuleList) and len(module) == wanted
+    ]
     if len(found) != 1:
-        raise EngineError(f"{type(model).__name__} has {len(found)} lists of {wanted} decoder layers; the transformers engine needs exactly one")
+        raise EngineError(
+            f"{type(model).__name__} has {len(found)} lists of {wanted} decoder layers; the transformers"
+            " engine needs exactly one"
+        )
     return found[0]
 
 
@@ -119,8 +159,8 @@ def _decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 def language_model_directory(directory: Path) -> Iterator[Path]:
     """A directory from which AutoModelForCausalLM loads the language model of a checkpoint.
 
-    The checkpoint itself, or for a multimodal wrapper a temporary copy of the language model's part: its text_config, and
-    the weights under `language_model.` without that prefix.
+    The checkpoint itself, or for a multimodal wrapper a temporary copy of the language model's part: its
+    text_config, and the weights under `language_model.` without that prefix.
     """
     config = read_model_config(directory)
     text = text_config(config)
@@ -132,12 +172,22 @@ def language_model_directory(directory: Path) -> Iterator[Path]:
         (part / "config.json").write_text(json.dumps(text), encoding="utf-8")
         for file in weight_files(directory):
             tensors = load_file(file)
-            inner = {name.removeprefix(WRAPPED): tensor for name, tensor in tensors.items() if name.startswith(WRAPPED)}
+            inner = {
+                name.removeprefix(WRAPPED): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(WRAPPED)
+            }
             if inner:
                 save_file(inner, part / file.name, metadata={"format": "pt"})
         index = directory / "model.safetensors.index.json"
         if index.exists():
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            inner_map = {name.removeprefix(WRAPPED): file for name, file in weight_map.items() if name.startswith(WRAPPED)}
-            (part / index.name).write_text(json.dumps({"metadata": {}, "weight_map": inner_map}), encoding="utf-8")
+            inner_map = {
+                name.removeprefix(WRAPPED): file
+                for name, file in weight_map.items()
+                if name.startswith(WRAPPED)
+            }
+            (part / index.name).write_text(
+                json.dumps({"metadata": {}, "weight_map": inner_map}), encoding="utf-8"
+            )
         yield part

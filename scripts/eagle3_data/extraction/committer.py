@@ -1,5 +1,5 @@
-"""Takes what the engine wrote into the store: wait for it, check it, hash it, sidecar, rename. Runs in threads while the
-engine computes."""
+"""Takes what the engine wrote into the store: wait for it, check it, hash it, sidecar, rename. Runs in
+threads while the engine computes."""
 
 from __future__ import annotations
 
@@ -38,24 +38,32 @@ class RejectionError(SampleError):
 
 
 class UnwrittenError(EngineError):
-    """The engine died after it had computed a sample and before it had written it: nothing is wrong with the sample."""
+    """The engine died after it had computed a sample and before it had written it: nothing is wrong with the
+    sample."""
 
 
 class Committer:
     """Commits samples of one pass into `store`."""
 
-    def __init__(self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float
+    ) -> None:
         self._store = store
         self._expected = expected
         self._provenance = provenance
         self._write_timeout_s = write_timeout_s
 
     def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> int | None:
-        """Commit one sample; returns its size in bytes, None if another run was first. Raises SampleError, EngineError or
-        RejectionError; then nothing of it is kept. `engine_gone` shortens the wait for a file that will not come."""
+        """Commit one sample; returns its size in bytes, None if another run was first. Raises SampleError,
+        EngineError or RejectionError; then nothing of it is kept. `engine_gone` shortens the wait for a file
+        that will not come.
+        """
         path = Path(request.states_path)
         if extracted.states_path != request.states_path:
-            raise EngineError(f"asked for {request.states_path}, the engine wrote {extracted.states_path}; its states may be another sample's")
+            raise EngineError(
+                f"asked for {request.states_path}, the engine wrote {extracted.states_path}; its states may"
+                " be another sample's"
+            )
         try:
             self._wait_for(path, engine_gone)
             self._check(path, request)
@@ -83,13 +91,25 @@ class Committer:
             if engine_gone.is_set() and not gone:
                 gone, deadline = True, time.monotonic() + LAST_LOOK_S
             if time.monotonic() >= deadline:
-                told = f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
-                raise UnwrittenError(f"{told} before it died") if gone else EngineError(f"{told} within {self._write_timeout_s:.0f} s")
+                told = (
+                    f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
+                )
+                raise (
+                    UnwrittenError(f"{told} before it died")
+                    if gone
+                    else EngineError(f"{told} within {self._write_timeout_s:.0f} s")
+                )
             time.sleep(POLL_S)
 
     def _check(self, path: Path, request: Request) -> None:
         states = open_states(path)
-        problems = structure_problems(states, request.token_ids, len(self._expected.layers), self._expected.hidden_size, self._expected.dtype)
+        problems = structure_problems(
+            states,
+            request.token_ids,
+            len(self._expected.layers),
+            self._expected.hidden_size,
+            self._expected.dtype,
+        )
         problems = problems or number_problems(states)
         if problems:
             told = "; ".join(f"{name}: {message}" for name, message in problems)

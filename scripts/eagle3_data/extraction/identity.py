@@ -14,8 +14,9 @@ from eagle3_data.layers import resolve_layers
 from eagle3_data.target import TargetDescription
 
 NEUTRAL_ARGUMENTS = {
-    "block_size", "disable_custom_all_reduce", "disable_log_stats", "distributed_executor_backend", "enable_chunked_prefill", "enable_prefix_caching",
-    "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes", "language_model_only", "max_num_batched_tokens", "max_num_seqs",
+    "block_size", "disable_custom_all_reduce", "disable_log_stats", "distributed_executor_backend",
+    "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization",
+    "kv_cache_memory_bytes", "language_model_only", "max_num_batched_tokens", "max_num_seqs",
     "max_parallel_loading_workers", "safetensors_load_strategy", "seed", "skip_tokenizer_init",
 }  # fmt: skip
 """Engine arguments that change speed or memory, not what the states mean. Every other one enters the id."""
@@ -23,7 +24,8 @@ NEUTRAL_ARGUMENTS = {
 
 @dataclass(frozen=True)
 class ExtractionIdentity:
-    """Everything that changes the numbers, and nothing else: no data, batch sizes, paths, devices or kernels."""
+    """Everything that changes the numbers, and nothing else: no data, batch sizes, paths, devices or
+    kernels."""
 
     fingerprint: str
     layers: tuple[int, ...]
@@ -44,12 +46,17 @@ class ExtractionIdentity:
 
 
 def identify_extraction(target: TargetDescription, extraction: Extraction) -> ExtractionIdentity:
-    """The identity of extracting from `target` with these settings. Raises ConfigError for impossible layer ids."""
+    """The identity of extracting from `target` with these settings. Raises ConfigError for impossible layer
+    ids."""
     return ExtractionIdentity(
         fingerprint=target.fingerprint,
         layers=resolve_layers(extraction.layers, extraction.layer_convention, target.num_hidden_layers),
         dtype=extraction.dtype,
         quantization=target.quantization,
         engine=extraction.engine,
-        engine_arguments={name: value for name, value in extraction.engine_arguments.items() if name not in NEUTRAL_ARGUMENTS},
+        engine_arguments={
+            name: value
+            for name, value in extraction.engine_arguments.items()
+            if name not in NEUTRAL_ARGUMENTS
+        },
     )

@@ -1,7 +1,8 @@
-"""One stripe of a pass: every unfinished batch through one engine, loaded once, and only if there is something to extract.
+"""One stripe of a pass: every unfinished batch through one engine, loaded once, and only if there is
+something to extract.
 
-Under its lease, the supervisor surveys what is missing, has the canary prove the engine, and feeds the samples
-(`eagle3_data.extraction.feeding`). Whatever happens to the engine, the ledger is written.
+Under its lease, the supervisor surveys what is missing, has the canary prove the engine, and feeds the
+samples (`eagle3_data.passes.feeding`). Whatever happens to the engine, the ledger is written.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.cli import say
-from eagle3_data.compatibility.versions import VLLM_DISTRIBUTIONS, installed_version
+from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
+from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError, describe_situation
 from eagle3_data.extraction.committer import Committer, Expected
-from eagle3_data.extraction.engine_process import EngineProcess
-from eagle3_data.extraction.feeding import Feeding
-from eagle3_data.extraction.flight import Flight
 from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
-from eagle3_data.extraction.lease import Lease, is_alive, this_process
-from eagle3_data.extraction.outcomes import Outcomes, rejected_path
-from eagle3_data.extraction.paths import ExtractionPaths
-from eagle3_data.extraction.planning import stripe_of
 from eagle3_data.extraction.proof import prove_devices, prove_engine
-from eagle3_data.extraction.stopping import Stop
+from eagle3_data.passes.feeding import Feeding
+from eagle3_data.passes.flight import Flight
+from eagle3_data.passes.lease import Lease, is_alive, this_process
+from eagle3_data.passes.outcomes import Outcomes, rejected_path
+from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.planning import stripe_of
+from eagle3_data.passes.stopping import Stop
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.samples import SampleFile
@@ -83,7 +84,8 @@ class PassJob:
 
 
 def run_pass(job: PassJob, ledger: Path) -> None:
-    """Run the stripe and write its ledger. Sample, engine and compatibility failures are recorded there, never raised."""
+    """Run the stripe and write its ledger. Sample, engine and compatibility failures are recorded there,
+    never raised."""
     PassRun(job, ledger).run()
 
 
@@ -104,12 +106,24 @@ class PassRun:
         """With how many engines that died a sample was, in all passes so far."""
         self._started_at = time.time()
         self._extracting_since: float | None = None
-        self._facts = {"pass": job.number, "stripe": job.stripe, "extraction_id": identity.extraction_id, "engine_log": str(job.engine_log)}
+        self._facts = {
+            "pass": job.number,
+            "stripe": job.stripe,
+            "extraction_id": identity.extraction_id,
+            "engine_log": str(job.engine_log),
+        }
         self._facts["command"] = os.environ.get("EAGLE3_DATA_COMMAND")
-        self._failure_facts: dict[str, Any] = {"versions": _package_versions(), "retry": os.environ.get("EAGLE3_DATA_COMMAND")}
-        self._outcomes = Outcomes(self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction)
+        self._failure_facts: dict[str, Any] = {
+            "versions": _package_versions(),
+            "retry": os.environ.get("EAGLE3_DATA_COMMAND"),
+        }
+        self._outcomes = Outcomes(
+            self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction
+        )
         self._store.directory.mkdir(parents=True, exist_ok=True)
-        self._stop = Stop(self._store.directory, extraction.disk_reserve_gib * 2**30, extraction.stop_before_end_s)
+        self._stop = Stop(
+            self._store.directory, extraction.disk_reserve_gib * 2**30, extraction.stop_before_end_s
+        )
         self._lease = Lease(self._paths.running, job.stripe, extraction.jobs, self._describe, self._on_loss)
 
     def run(self) -> None:
@@ -144,9 +158,13 @@ class PassRun:
             self._extract()
 
     def _on_loss(self) -> None:
-        """Another pass took over, since this one had stood still: it extracts what is missing, so nothing is worth waiting for."""
+        """Another pass took over, since this one had stood still: it extracts what is missing, so nothing is
+        worth waiting for."""
         say("this pass stood still for so long that another took its lease; stopping")
-        told = "the pass stood still for so long that another took over; what is finished is kept, the other goes on"
+        told = (
+            "the pass stood still for so long that another took over; what is finished is kept, the other"
+            " goes on"
+        )
         self._stop.failure = self._stop.failure or describe_situation(EngineError, told)
         self._stop.now.set()
 
@@ -169,7 +187,11 @@ class PassRun:
     # ---- what there is to do
 
     def _own_batches(self) -> list[str]:
-        return [batch for batch in sorted(self._batches) if stripe_of(batch, self._job.extraction.jobs) == self._job.stripe]
+        return [
+            batch
+            for batch in sorted(self._batches)
+            if stripe_of(batch, self._job.extraction.jobs) == self._job.stripe
+        ]
 
     def _survey(self) -> int:
         """Open every unfinished batch of the stripe; returns the number of samples to extract."""
@@ -194,7 +216,10 @@ class PassRun:
             return
         for key, reason in rejected["rejected"].items():
             self._store.quarantine(key, reason)
-            say(f"batch {batch}: {key} was rejected by validation ({reason}); it is quarantined and extracted anew")
+            say(
+                f"batch {batch}: {key} was rejected by validation ({reason}); it is quarantined and extracted"
+                " anew"
+            )
         path.unlink()
         self._paths.record(batch).unlink(missing_ok=True)
 
@@ -209,16 +234,23 @@ class PassRun:
                     self._outcomes.found(sample.key)
                     continue
                 met.add(sample.key)
-                yield Request(sample.key, sample.token_ids, str((incoming / f"{sample.key}.safetensors").resolve()))
+                yield Request(
+                    sample.key, sample.token_ids, str((incoming / f"{sample.key}.safetensors").resolve())
+                )
 
     # ---- extraction
 
     def _extract(self) -> None:
         job = self._job
-        writer = f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"  # runs of one name may share a store
+        writer = (  # runs of one name may share a store
+            f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"
+        )
         incoming = self._store.open_incoming(writer, this_process())
         self._lease.renew_also(incoming / OWNER)
-        say(f"{self._missing} samples to extract from {job.target.path}, layers {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}")
+        say(
+            f"{self._missing} samples to extract from {job.target.path}, layers"
+            f" {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}"
+        )
         try:
             if self._may_load(incoming / "canary"):
                 self._feed(incoming)
@@ -229,10 +261,21 @@ class PassRun:
         job = self._job
         settings = job.engine_settings(self._store)
         self._phase = "loading"
-        with ThreadPoolExecutor(COMMIT_THREADS, "commit") as pool, Progress("extraction", "samples", self._missing) as progress:
+        with (
+            ThreadPoolExecutor(COMMIT_THREADS, "commit") as pool,
+            Progress("extraction", "samples", self._missing) as progress,
+        ):
             flight = Flight(self._committer(), pool, self._outcomes, progress)
             requests, deaths = self._requests(incoming), self._deaths
-            feeding = Feeding(lambda: EngineProcess(settings, job.engine_log), job.extraction, requests, flight, self._stop, self._on_ready, deaths)
+            feeding = Feeding(
+                lambda: EngineProcess(settings, job.engine_log),
+                job.extraction,
+                requests,
+                flight,
+                self._stop,
+                self._on_ready,
+                deaths,
+            )
             feeding.run()
         self._loads, self._failure, self._deaths = feeding.loads, feeding.failure, feeding.deaths
         if self._extracting_since is not None:
@@ -243,7 +286,10 @@ class PassRun:
         self._ready, self._phase = word, "extracting"
         self._failure_facts["versions"].update(word.versions)
         self._provenance["versions"] = word.versions
-        say(f"model loaded in {word.load_s:.1f} s ({', '.join(f'{name} {version}' for name, version in word.versions.items())})")
+        say(
+            f"model loaded in {word.load_s:.1f} s"
+            f" ({', '.join(f'{name} {version}' for name, version in word.versions.items())})"
+        )
 
     def _may_load(self, work: Path) -> bool:
         """Whether this job's devices and the canary let the target be loaded."""
@@ -252,7 +298,9 @@ class PassRun:
         if proof.holds and job.compatibility.canary != "off":
             self._phase = "canary"
             settings, verdicts = job.engine_settings(self._store), self._store.directory / "canary"
-            proof = prove_engine(settings, job.compatibility.allow, verdicts, work, job.engine_log, self._stop.now)
+            proof = prove_engine(
+                settings, job.compatibility.allow, verdicts, work, job.engine_log, self._stop.now
+            )
         self._canary, self._failure = proof.findings, proof.failure
         return proof.holds
 
@@ -265,7 +313,12 @@ class PassRun:
     def _provenance(self) -> dict[str, Any]:
         """What the sidecar of every sample of this pass says."""
         job = self._job
-        return {"layers": list(job.identity.layers), "dtype": job.extraction.dtype, "tensor_parallel": job.extraction.tensor_parallel, "pass": job.number}
+        return {
+            "layers": list(job.identity.layers),
+            "dtype": job.extraction.dtype,
+            "tensor_parallel": job.extraction.tensor_parallel,
+            "pass": job.number,
+        }
 
     # ---- the ledger
 
@@ -300,10 +353,21 @@ class PassRun:
                 "batches": outcomes.batches(),
             },
         )
-        say(f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete, {counts['failed']} failed, {counts['not_reached']} not reached")
+        say(
+            f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete,"
+            f" {counts['failed']} failed, {counts['not_reached']} not reached"
+        )
 
 
 def _package_versions() -> dict[str, str | None]:
     """Of the packages that decide what happens; from their metadata, nothing is imported."""
-    names = {"vllm": VLLM_DISTRIBUTIONS, "torch": ("torch",), "transformers": ("transformers",), "snakemake": ("snakemake",)}
-    return {name: str(found[1]) if (found := installed_version(*distributions)) else None for name, distributions in names.items()}
+    names = {
+        "vllm": VLLM_DISTRIBUTIONS,
+        "torch": ("torch",),
+        "transformers": ("transformers",),
+        "snakemake": ("snakemake",),
+    }
+    return {
+        name: str(found[1]) if (found := installed_version(*distributions)) else None
+        for name, distributions in names.items()
+    }

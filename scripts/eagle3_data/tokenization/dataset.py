@@ -21,19 +21,28 @@ from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.batches import BatchWriter
-from eagle3_data.tokenization.deduplication import KeySet
 from eagle3_data.tokenization.ledger import LedgerWriter
-from eagle3_data.tokenization.near_duplicates import NearDuplicates
-from eagle3_data.tokenization.placement import TRAIN, VALIDATION, PlacedSample, Spool, equal_batches, full_batches, trainer_ratio
-from eagle3_data.tokenization.rows import Drop, Outcome, Sample
+from eagle3_data.tokenization.placement import (
+    TRAIN,
+    VALIDATION,
+    PlacedSample,
+    Spool,
+    equal_batches,
+    full_batches,
+    trainer_ratio,
+)
+from eagle3_data.tokenization.reading.deduplication import KeySet
+from eagle3_data.tokenization.reading.near_duplicates import NearDuplicates
+from eagle3_data.tokenization.reading.rows import Drop, Outcome, Sample
+from eagle3_data.tokenization.reading.sources import read_sources
 from eagle3_data.tokenization.samples import RowTokenizer
-from eagle3_data.tokenization.sources import read_sources
 from eagle3_data.tokenization.tokenizer import TargetTokenizer, load_tokenizer
 from eagle3_data.tokenization.view import SampleView
 from eagle3_data.tokenization.workers import map_rows
 
 FILES = ("samples.parquet", "ledger.parquet", "token_frequencies.npy", "samples.html", "batches.json")
-"""What is written, in the order of the moves into place: batches.json, which names the others' content, comes last."""
+"""What is written, in the order of the moves into place: batches.json, which names the others' content, comes
+last."""
 
 UNFINISHED = ".unfinished-"
 
@@ -50,7 +59,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """The content of batches.json, and lines for people: one for each reason of a drop, and what else must not go unnoticed."""
+    """The content of batches.json, and lines for people: one for each reason of a drop, and what else must
+    not go unnoticed."""
 
     record: dict[str, Any]
     remarks: list[str]
@@ -62,8 +72,11 @@ class Tokenized:
             (
                 f"{record['rows']} rows: {record['rows'] - dropped} kept, {dropped} dropped",
                 *(f"  {line}" for line in self.remarks),
-                f"{record['samples']} samples in {len(record['batches'])} batches, {record['tokens']} tokens, "
-                f"{record['trained_tokens']} of them trained; longest sample {record['longest']} tokens",
+                (
+                    f"{record['samples']} samples in {len(record['batches'])} batches, {record['tokens']}"
+                    f" tokens, {record['trained_tokens']} of them trained; longest sample {record['longest']}"
+                    " tokens"
+                ),
             )
         )
 
@@ -71,8 +84,8 @@ class Tokenized:
 def tokenize_dataset(request: Request, output: Path, processes: int = 1) -> Tokenized:
     """Tokenize all sources into directory `output`.
 
-    Raises InputError if a source cannot be read, a row is bad and must not be, or nothing at all is kept. `output` is then
-    as it was before. The files do not depend on `processes`.
+    Raises InputError if a source cannot be read, a row is bad and must not be, or nothing at all is kept.
+    `output` is then as it was before. The files do not depend on `processes`.
     """
     output.mkdir(parents=True, exist_ok=True)
     for unfinished in output.glob(f"{UNFINISHED}*"):  # of a run that was killed
@@ -100,7 +113,9 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
     tokenize = RowTokenizer(tokenizer, request.data, settings)
     ledger, view = LedgerWriter(directory / "ledger.parquet"), SampleView()
     kept = _kept_samples(request, tokenize, ledger, processes)
-    batches = _write_batches(kept, settings, request.data.train_ratio, directory, tokenizer.vocab_size, view.offer)
+    batches = _write_batches(
+        kept, settings, request.data.train_ratio, directory, tokenizer.vocab_size, view.offer
+    )
     ledger.close()
     if not batches.batches:
         raise InputError(_nothing_kept(ledger))
@@ -121,7 +136,9 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
     return Tokenized(record, [*ledger.explain_drops(), *ledger.remarks(settings.max_length)])
 
 
-def _kept_samples(request: Request, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int) -> Iterator[PlacedSample]:
+def _kept_samples(
+    request: Request, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int
+) -> Iterator[PlacedSample]:
     """The samples that are kept, in input order; every row's fate goes to the ledger."""
     sources, settings = request.data.sources, request.tokenization
     seen = KeySet()
@@ -131,16 +148,24 @@ def _kept_samples(request: Request, tokenize: RowTokenizer, ledger: LedgerWriter
         for outcome in outcomes:
             source = sources[outcome.source]
             if outcome.error and settings.on_bad_row == "error":
-                raise InputError(f"{source.path}, {outcome.error}. Correct the row, or set tokenization.on_bad_row: drop to count it and go on")
+                raise InputError(
+                    f"{source.path}, {outcome.error}. Correct the row, or set tokenization.on_bad_row: drop"
+                    " to count it and go on"
+                )
             samples, dropped = _without_duplicates(outcome, seen, near)
             conversation_id = f"{source.name}:{outcome.index}"
-            placed = [PlacedSample(conversation_id + sample.suffix, conversation_id, TRAIN, sample) for sample in samples]
+            placed = [
+                PlacedSample(conversation_id + sample.suffix, conversation_id, TRAIN, sample)
+                for sample in samples
+            ]
             ledger.add(source.name, conversation_id, outcome, placed, dropped)
             progress.add(failed=not placed)
             yield from placed
 
 
-def _without_duplicates(outcome: Outcome, seen: KeySet, near: NearDuplicates | None) -> tuple[list[Sample], list[Drop]]:
+def _without_duplicates(
+    outcome: Outcome, seen: KeySet, near: NearDuplicates | None
+) -> tuple[list[Sample], list[Drop]]:
     samples, dropped = [], list(outcome.dropped)
     for sample in outcome.samples:
         if seen.add(sample.key):
@@ -153,7 +178,12 @@ def _without_duplicates(outcome: Outcome, seen: KeySet, near: NearDuplicates | N
 
 
 def _write_batches(
-    kept: Iterator[PlacedSample], settings: Tokenization, train_ratio: float, directory: Path, vocab_size: int, look: Callable[[PlacedSample], None]
+    kept: Iterator[PlacedSample],
+    settings: Tokenization,
+    train_ratio: float,
+    directory: Path,
+    vocab_size: int,
+    look: Callable[[PlacedSample], None],
 ) -> BatchWriter:
     """Put the samples in training order and into batches: as they come, unless all must be known first."""
     starts_batch = full_batches(settings.batch_tokens)
@@ -174,7 +204,11 @@ def _write_batches(
 
 def _split(batches: BatchWriter, train_ratio: float) -> dict[str, Any]:
     train, validation = batches.rows[TRAIN], batches.rows[VALIDATION]
-    return {"train": train, "validation": validation, "train_data_ratio": trainer_ratio(train, train + validation, train_ratio)}
+    return {
+        "train": train,
+        "validation": validation,
+        "train_data_ratio": trainer_ratio(train, train + validation, train_ratio),
+    }
 
 
 def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Text with marked spans to token ids and a loss mask, such that a trained token is never partly prompt.
 
-A token that straddles the border of a span (a prompt that ends in a line feed before an answer that starts with one) would be
-trained for characters that the assistant did not write. There the text is encoded in pieces: the prompt, then the answer, which
-is also how an engine sees them when it generates. Everywhere else the ids are those of the whole text.
+A token that straddles the border of a span (a prompt that ends in a line feed before an answer that starts
+with one) would be trained for characters that the assistant did not write. There the text is encoded in
+pieces: the prompt, then the answer, which is also how an engine sees them when it generates. Everywhere else
+the ids are those of the whole text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, compress, pairwise
 from typing import Any, Protocol
 
-from eagle3_data.tokenization.rows import DropError
+from eagle3_data.tokenization.reading.rows import DropError
 
 MOST_TOKENS_OF_A_CHARACTER = 8
 
@@ -30,23 +31,29 @@ class Backend(Protocol):
     """What is needed of a tokenizer. Neither method adds or drops special tokens."""
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        """Token ids, and for each border (character positions, ascending) the number of tokens before it, None if a token straddles it."""
+        """Token ids, and for each border (character positions, ascending) the number of tokens before it,
+        None if a token straddles it."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens written out."""
 
 
 class FastBackend:
-    """A tokenizer of the `tokenizers` library, asked directly: its offsets stay in Rust, only those at borders are looked up."""
+    """A tokenizer of the `tokenizers` library, asked directly: its offsets stay in Rust, only those at
+    borders are looked up."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import processors
 
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # others leave a word's space out of its offsets
+        tokenizer.post_processor = processors.ByteLevel(
+            trim_offsets=False
+        )  # others leave a word's space out of its offsets
         self._tokenizer = tokenizer
-        self._space_swallowing = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip}
+        self._space_swallowing = {
+            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
+        }
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         try:
@@ -78,8 +85,8 @@ class FastBackend:
 class SlowBackend:
     """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It knows no offsets.
 
-    Where the parts between the borders, encoded apart, give the ids of the whole, as they do beside special tokens, their
-    lengths are the answer. Else the borders are looked for by decoding.
+    Where the parts between the borders, encoded apart, give the ids of the whole, as they do beside special
+    tokens, their lengths are the answer. Else the borders are looked for by decoding.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -87,7 +94,10 @@ class SlowBackend:
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         ids = self._encode(text)
-        parts = [self._encode(text[start:end]) if end > start else [] for start, end in pairwise([0, *borders, len(text)])]
+        parts = [
+            self._encode(text[start:end]) if end > start else []
+            for start, end in pairwise([0, *borders, len(text)])
+        ]
         if list(chain.from_iterable(parts)) == ids:
             return ids, list(accumulate(map(len, parts[:-1])))
         return ids, [self._tokens_before(text, ids, border) for border in borders]
@@ -96,7 +106,11 @@ class SlowBackend:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False}
+        options = {
+            "skip_special_tokens": False,
+            "clean_up_tokenization_spaces": False,
+            "spaces_between_special_tokens": False,
+        }
         return str(self._tokenizer.decode(list(ids), **options))
 
     def _tokens_before(self, text: str, ids: list[int], border: int) -> int | None:
@@ -105,18 +119,22 @@ class SlowBackend:
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if len(self.decode(ids[:middle])) < border else (low, middle)
-        ends = range(low, min(low + MOST_TOKENS_OF_A_CHARACTER, len(ids)) + 1)  # an unfinished character counts as one or more
+        ends = range(
+            low, min(low + MOST_TOKENS_OF_A_CHARACTER, len(ids)) + 1
+        )  # an unfinished character counts as one or more
         return next((end for end in ends if self.decode(ids[:end]) == text[:border]), None)
 
 
 class SpanEncoder:
-    """Encodes rendered conversations. Raises DropError("text-mismatch") where the trained tokens do not read as the trained text."""
+    """Encodes rendered conversations. Raises DropError("text-mismatch") where the trained tokens do not read
+    as the trained text."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
-        """Ids of `text` and a mask of 1 for the tokens of `spans` (character start and end, ascending, not overlapping)."""
+        """Ids of `text` and a mask of 1 for the tokens of `spans` (character start and end, ascending, not
+        overlapping)."""
         borders = [border for span in spans for border in span]
         ids, cuts = self._backend.encode(text, borders)
         if None in cuts:
@@ -129,15 +147,24 @@ class SpanEncoder:
         self._check("".join(text[start:end] for start, end in spans), list(compress(ids, mask)))
         return Encoded(ids, bytes(mask))
 
-    def _in_pieces(self, text: str, borders: Sequence[int], cuts: Sequence[int | None]) -> tuple[list[int], list[int | None]]:
+    def _in_pieces(
+        self, text: str, borders: Sequence[int], cuts: Sequence[int | None]
+    ) -> tuple[list[int], list[int | None]]:
         """Encode the text apart at each border that a token straddles."""
         ids: list[int] = []
         counts: dict[int, int | None] = {}
-        breaks = [0, *dict.fromkeys(border for border, cut in zip(borders, cuts, strict=True) if cut is None), len(text)]
+        breaks = [
+            0,
+            *dict.fromkeys(border for border, cut in zip(borders, cuts, strict=True) if cut is None),
+            len(text),
+        ]
         for start, end in pairwise(breaks):
             inside = [border for border in borders if start <= border <= end]
             piece, places = self._backend.encode(text[start:end], [border - start for border in inside])
-            counts |= {border: None if place is None else len(ids) + place for border, place in zip(inside, places, strict=True)}
+            counts |= {
+                border: None if place is None else len(ids) + place
+                for border, place in zip(inside, places, strict=True)
+            }
             ids += piece
         return ids, [counts[border] for border in borders]
 
@@ -148,5 +175,6 @@ class SpanEncoder:
 
 
 def _comparable(text: str) -> str:
-    """A text as a tokenizer with a normalizer sees it: composed characters, no blank at the ends (SentencePiece puts one there, or takes it away)."""
+    """A text as a tokenizer with a normalizer sees it: composed characters, no blank at the ends
+    (SentencePiece puts one there, or takes it away)."""
     return unicodedata.normalize("NFC", text).strip(" ")

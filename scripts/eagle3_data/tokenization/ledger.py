@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.tokenization.placement import PlacedSample
-from eagle3_data.tokenization.rows import REASONS, Drop, Outcome
+from eagle3_data.tokenization.reading.rows import REASONS, Drop, Outcome
 
 SCHEMA = pa.schema(
     [
@@ -28,7 +28,8 @@ SCHEMA = pa.schema(
         ("truncated", pa.bool_()),
     ]
 )
-"""Columns of ledger.parquet. `row` counts from 0 within its source, `file_id` is the row's own name; `reason` is empty for kept rows."""
+"""Columns of ledger.parquet. `row` counts from 0 within its source, `file_id` is the row's own name; `reason`
+is empty for kept rows."""
 
 ROWS_AT_ONCE = 4096
 
@@ -36,8 +37,9 @@ ROWS_AT_ONCE = 4096
 class LedgerWriter:
     """Writes ledger.parquet as rows come and counts the fates.
 
-    `dropped` counts rows by reason; `dropped_turns` the samples that kept rows lack, with `train_on: each`; `truncated` the samples
-    that were cut; `without_mask` the kept rows of token ids that are trained whole because they have no mask.
+    `dropped` counts rows by reason; `dropped_turns` the samples that kept rows lack, with `train_on: each`;
+    `truncated` the samples that were cut; `without_mask` the kept rows of token ids that are trained whole
+    because they have no mask.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +52,14 @@ class LedgerWriter:
         self.truncated = 0
         self.without_mask = 0
 
-    def add(self, source: str, conversation_id: str, outcome: Outcome, kept: Sequence[PlacedSample], dropped: Sequence[Drop]) -> None:
+    def add(
+        self,
+        source: str,
+        conversation_id: str,
+        outcome: Outcome,
+        kept: Sequence[PlacedSample],
+        dropped: Sequence[Drop],
+    ) -> None:
         """A row of which any sample is kept is kept; its detail then tells of the samples that are not."""
         reason = "" if kept else dropped[0].reason
         detail = "; ".join(filter(None, (_told(drop, reason) for drop in dropped)))
@@ -87,15 +96,22 @@ class LedgerWriter:
 
     def explain_drops(self) -> list[str]:
         """A line for each reason, the most frequent first."""
-        return [f"{count} x {reason}: {REASONS[reason]} ({self._examples[reason]})" for reason, count in self.dropped.most_common()]
+        return [
+            f"{count} x {reason}: {REASONS[reason]} ({self._examples[reason]})"
+            for reason, count in self.dropped.most_common()
+        ]
 
     def remarks(self, max_length: int) -> list[str]:
         """Lines for what kept rows have lost, or lack."""
         turns = ", ".join(f"{count} x {reason}" for reason, count in self.dropped_turns.most_common())
         lines = {
             f"of these rows {self.dropped_turns.total()} turns dropped: {turns}": self.dropped_turns.total(),
-            f"{self.truncated} samples cut after tokenization.max_length ({max_length}) tokens": self.truncated,
-            f"{self.without_mask} rows of token ids without a loss mask: all of their tokens are trained": self.without_mask,
+            f"{self.truncated} samples cut after tokenization.max_length ({max_length}) tokens": (
+                self.truncated
+            ),
+            f"{self.without_mask} rows of token ids without a loss mask: all of their tokens are trained": (
+                self.without_mask
+            ),
         }
         return [line for line, count in lines.items() if count]
 

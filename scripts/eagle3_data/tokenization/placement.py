@@ -1,7 +1,7 @@
 """Kept samples on their way to batches: which side of the split, which order, which batch.
 
-What needs to know all samples first (the split, a given number of batches) is decided from a few numbers per conversation; the
-samples themselves wait in a file.
+What needs to know all samples first (the split, a given number of batches) is decided from a few numbers per
+conversation; the samples themselves wait in a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from eagle3_data.hashing import hash_bytes
-from eagle3_data.tokenization.rows import Sample
+from eagle3_data.tokenization.reading.rows import Sample
 
 TRAIN, VALIDATION = "train", "validation"
 SPOOL_ROWS = 256
@@ -101,7 +101,9 @@ class Spool:
         """All samples, those to train on first, each side in input order."""
         self._flush()
         self._writer.close()
-        held_out = choose_validation(np.array(self._hashes, np.uint64), np.array(self._rows, np.int64), train_ratio)
+        held_out = choose_validation(
+            np.array(self._hashes, np.uint64), np.array(self._rows, np.int64), train_ratio
+        )
         for side in (False, True) if held_out.any() else (False,):
             yield from self._side(held_out, side)
 
@@ -137,12 +139,14 @@ class Spool:
         self._pending = []
 
 
-def choose_validation(hashes: NDArray[np.uint64], rows: NDArray[np.int64], train_ratio: float) -> NDArray[np.bool_]:
+def choose_validation(
+    hashes: NDArray[np.uint64], rows: NDArray[np.int64], train_ratio: float
+) -> NDArray[np.bool_]:
     """Which conversations are held out: bool [C], from their hashes [C] and numbers of rows [C].
 
-    speculators 0.9 trains on the first int(n * ratio) of n rows. So conversations are taken in the order of their hashes as long
-    as they fit into the remaining n - int(n * ratio) rows; only if none of a fitting size is left do some rows stay over.
-    At least one conversation is trained on.
+    speculators 0.9 trains on the first int(n * ratio) of n rows. So conversations are taken in the order of
+    their hashes as long as they fit into the remaining n - int(n * ratio) rows; only if none of a fitting
+    size is left do some rows stay over. At least one conversation is trained on.
     """
     held_out = np.zeros(len(rows), np.bool_)
     wanted = int(rows.sum()) - int(int(rows.sum()) * train_ratio)
@@ -156,7 +160,8 @@ def choose_validation(hashes: NDArray[np.uint64], rows: NDArray[np.int64], train
 
 
 def trainer_ratio(train_rows: int, rows: int, wanted: float) -> float:
-    """The ratio that makes speculators cut behind `train_rows`: the wanted one if it does, else one in the middle of those that do."""
+    """The ratio that makes speculators cut behind `train_rows`: the wanted one if it does, else one in the
+    middle of those that do."""
     if train_rows == rows:
         return 1.0
     return wanted if int(rows * wanted) == train_rows else (train_rows + 0.5) / rows

@@ -1,4 +1,5 @@
-"""One row in, its samples out: the work of a worker process. No file is touched and nothing is remembered between rows."""
+"""One row in, its samples out: the work of a worker process. No file is touched and nothing is remembered
+between rows."""
 
 from __future__ import annotations
 
@@ -12,32 +13,50 @@ from eagle3_data.config import Data, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.tokenization.encoder import Encoded, SpanEncoder
-from eagle3_data.tokenization.layouts import own_name, read_row
-from eagle3_data.tokenization.near_duplicates import signature_of
-from eagle3_data.tokenization.reasoning import ReasoningMarkers
-from eagle3_data.tokenization.rows import BadRowError, Content, Conversation, Drop, DropError, FormattedText, Outcome, Row, Sample, TokenizedRow
-from eagle3_data.tokenization.sources import is_drawn
-from eagle3_data.tokenization.template import ChatTemplate
+from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
+from eagle3_data.tokenization.masking.template import ChatTemplate
+from eagle3_data.tokenization.masking.turns import Rendering, TurnLocator
+from eagle3_data.tokenization.reading.layouts import own_name, read_row
+from eagle3_data.tokenization.reading.near_duplicates import signature_of
+from eagle3_data.tokenization.reading.rows import (
+    BadRowError,
+    Content,
+    Conversation,
+    Drop,
+    DropError,
+    FormattedText,
+    Outcome,
+    Row,
+    Sample,
+    TokenizedRow,
+)
+from eagle3_data.tokenization.reading.sources import is_drawn
 from eagle3_data.tokenization.tokenizer import TargetTokenizer
-from eagle3_data.tokenization.turns import Rendering, TurnLocator
 
 NO_TEMPLATE = (
-    "the target has no chat template, and {what}; put the model's chat_template.jinja into its directory, or name a file in tokenization.chat_template{or_else}"
+    "the target has no chat template, and {what}; put the model's chat_template.jinja into its directory, or"
+    " name a file in tokenization.chat_template{or_else}"
 )
 
-UNREADABLE = {UnicodeEncodeError: "the text holds half of a character (a lone surrogate)", RecursionError: "nested too deeply"}
+UNREADABLE = {
+    UnicodeEncodeError: "the text holds half of a character (a lone surrogate)",
+    RecursionError: "nested too deeply",
+}
 """What errors say of the row that causes them."""
 
 
 class RowTokenizer:
-    """Turns rows into outcomes. Every row gets one, whatever it holds; InputError is for faults of the target or the configuration."""
+    """Turns rows into outcomes. Every row gets one, whatever it holds; InputError is for faults of the target
+    or the configuration."""
 
     def __init__(self, tokenizer: TargetTokenizer, data: Data, settings: Tokenization) -> None:
         self._tokenizer = tokenizer
         self._data = data
         self._settings = settings
         markers = ReasoningMarkers(settings.reasoning_markers)
-        self._tools = (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
+        self._tools = (
+            (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
+        )
         self._encoder = SpanEncoder(tokenizer.backend)
 
     @property
@@ -60,7 +79,13 @@ class RowTokenizer:
             return Outcome(row.source, row.index, name, samples, dropped, signature=signature, whole=whole)
         except (BadRowError, UnicodeEncodeError, RecursionError) as error:
             told = str(error) if isinstance(error, BadRowError) else UNREADABLE[type(error)]
-            return Outcome(row.source, row.index, name, dropped=(Drop("", "bad-row", told),), error=f"{row.place}: {told}")
+            return Outcome(
+                row.source,
+                row.index,
+                name,
+                dropped=(Drop("", "bad-row", told),),
+                error=f"{row.place}: {told}",
+            )
         except DropError as drop:
             return Outcome(row.source, row.index, name, dropped=(Drop("", drop.reason, drop.detail),))
         except Exception as error:
@@ -81,7 +106,8 @@ class RowTokenizer:
         return tuple(samples), tuple(dropped)
 
     def _parts(self, conversation: Conversation) -> Iterator[tuple[str, Conversation, Sequence[int]]]:
-        """What to make of a conversation by `train_on`: suffix of the sample id, part of the conversation, the turns to train."""
+        """What to make of a conversation by `train_on`: suffix of the sample id, part of the conversation,
+        the turns to train."""
         template, locator = self._templating("conversations need one")
         messages = template.call_style.prepare(conversation.messages)
         assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -106,11 +132,15 @@ class RowTokenizer:
         if trained == "all":
             encoded = self._encoder.encode(text, [(0, len(text))])
         else:
-            _, locator = self._templating("the assistant's turns in a text are found by it", ", or set the source's `trained: all`")
+            _, locator = self._templating(
+                "the assistant's turns in a text are found by it", ", or set the source's `trained: all`"
+            )
             rendering = locator.locate_in_text(text)
             if not rendering.spans:
                 raise DropError(
-                    "no-assistant-turn", "the text has no turn as the target's chat template writes it; for plain text set the source's `trained: all`"
+                    "no-assistant-turn",
+                    "the text has no turn as the target's chat template writes it; for plain text set the"
+                    " source's `trained: all`",
                 )
             encoded = self._encode(rendering)
         prefix = list(self._tokenizer.prefix)
@@ -120,7 +150,9 @@ class RowTokenizer:
 
     def _encode(self, rendering: Rendering) -> Encoded:
         with_end = self._settings.train_end_of_turn
-        return self._encoder.encode(rendering.text, [(span.start, span.end if with_end else span.stop) for span in rendering.spans])
+        return self._encoder.encode(
+            rendering.text, [(span.start, span.end if with_end else span.stop) for span in rendering.spans]
+        )
 
     def _sample(self, suffix: str, encoded: Encoded) -> Sample:
         return make_sample(suffix, encoded, self._settings, self._tokenizer.vocab_size)
@@ -132,7 +164,8 @@ class RowTokenizer:
 
 
 def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_size: int) -> Sample:
-    """Apply the limits. Raises DropError: too long, nothing left that is trained and has a token before it, or an id without embedding."""
+    """Apply the limits. Raises DropError: too long, nothing left that is trained and has a token before it,
+    or an id without embedding."""
     length = len(encoded.ids)
     if length > settings.max_length and settings.too_long == "drop":
         raise DropError("too-long", f"{length} tokens")
@@ -158,6 +191,9 @@ def _value(row: Row) -> Any:
     except UnicodeDecodeError:
         raise BadRowError("not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise BadRowError(f"not valid JSON (character {error.pos + 1}: {error.msg}); expected one object a line, or one array of objects in the file") from None
+        raise BadRowError(
+            f"not valid JSON (character {error.pos + 1}: {error.msg}); expected one object a line, or one"
+            " array of objects in the file"
+        ) from None
     except ValueError:  # Python refuses it, lest a few bytes keep it busy
         raise BadRowError("not valid JSON: an integer of too many digits") from None

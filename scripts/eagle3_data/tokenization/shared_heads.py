@@ -17,8 +17,9 @@ TRIAL = "  Hello,\n\n wörld! 12345 日本\t"
 class SharedHeads:
     """A backend that remembers the ids of long heads.
 
-    A head ends behind a separator: a special token on whose two sides texts are encoded independently. That is checked on a
-    trial text for each separator; those that fail are not used. The ids are those of the whole text.
+    A head ends behind a separator: a special token on whose two sides texts are encoded independently. That
+    is checked on a trial text for each separator; those that fail are not used. The ids are those of the
+    whole text.
     """
 
     def __init__(self, backend: Backend, separators: Sequence[str]) -> None:

@@ -12,15 +12,16 @@ from eagle3_data.config import Target, Tokenization
 from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
+from eagle3_data.tokenization.masking.template import ChatTemplate
 from eagle3_data.tokenization.shared_heads import SharedHeads
-from eagle3_data.tokenization.template import ChatTemplate
 
 TRIAL = "  Hello,\n\n wörld!  <think> 12345 日本\t"
 
 
 @dataclass(frozen=True)
 class TargetTokenizer:
-    """A loaded tokenizer. `prefix` are the ids (BOS) that it puts before a plain text; `special_ids` its special and stop tokens."""
+    """A loaded tokenizer. `prefix` are the ids (BOS) that it puts before a plain text; `special_ids` its
+    special and stop tokens."""
 
     backend: Backend
     template: ChatTemplate | None
@@ -31,15 +32,22 @@ class TargetTokenizer:
 
 
 def load_tokenizer(description: TargetDescription, target: Target, settings: Tokenization) -> TargetTokenizer:
-    """Load the tokenizer of the checkpoint directory. Raises InputError naming what cannot be read and what to do."""
+    """Load the tokenizer of the checkpoint directory. Raises InputError naming what cannot be read and what
+    to do."""
     from transformers import AutoTokenizer
 
     from eagle3_data.vocabulary import special_token_ids
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(description.path, trust_remote_code=target.trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            description.path, trust_remote_code=target.trust_remote_code
+        )
     except Exception as error:
-        hint = "" if target.trust_remote_code else "; if the checkpoint brings its own code, read it and set target.trust_remote_code: true"
+        hint = (
+            ""
+            if target.trust_remote_code
+            else "; if the checkpoint brings its own code, read it and set target.trust_remote_code: true"
+        )
         raise InputError(f"the tokenizer in {description.path} cannot be loaded{hint}") from error
     prefix = special_prefix(tokenizer)  # before FastBackend takes the tokenizer's own post-processor away
     stops = stop_token_ids(Path(description.path), tokenizer)
@@ -77,7 +85,8 @@ def stop_token_ids(directory: Path, tokenizer: Any) -> list[int]:
 
 
 def special_prefix(tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that a tokenizer by itself puts before a text, found by encoding one with and without special tokens."""
+    """The tokens that a tokenizer by itself puts before a text, found by encoding one with and without
+    special tokens."""
     bare = list(tokenizer("x", add_special_tokens=False)["input_ids"])
     full = list(tokenizer("x", add_special_tokens=True)["input_ids"])
     starts = (start for start in range(len(full) - len(bare) + 1) if full[start : start + len(bare)] == bare)
@@ -92,7 +101,9 @@ def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatT
         try:
             source = Path(settings.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"tokenization.chat_template: {settings.chat_template} cannot be read; correct the path") from error
+            raise ConfigError(
+                f"tokenization.chat_template: {settings.chat_template} cannot be read; correct the path"
+            ) from error
     if isinstance(source, dict):  # several named templates
         source = source.get("default") or next(iter(source.values()), None)
     if not source:
@@ -100,7 +111,11 @@ def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatT
     own_way = type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
     return ChatTemplate(
         source,
-        settings.template_arguments if own_way else {**tokenizer.special_tokens_map, **settings.template_arguments},
+        (
+            settings.template_arguments
+            if own_way
+            else {**tokenizer.special_tokens_map, **settings.template_arguments}
+        ),
         own_way=tokenizer.apply_chat_template if own_way else None,
         today=date.fromisoformat(settings.date),
         stop_texts=[tokenizer.decode([i], skip_special_tokens=False) for i in stops],

@@ -36,7 +36,8 @@ h2 { font-size: 1rem; margin-bottom: .2rem } p { margin: .2rem 0 }
 
 
 class SampleView:
-    """Keeps the few samples with the smallest hashes of their ids: the same choice in every run, in constant memory."""
+    """Keeps the few samples with the smallest hashes of their ids: the same choice in every run, in constant
+    memory."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[int, str, PlacedSample]] = []
@@ -64,11 +65,16 @@ class SampleView:
             }
             for _, _, placed in sorted(self._kept, reverse=True)
         ]
-        return Environment(autoescape=True).from_string(PAGE).render(samples=samples, shown=len(samples), total=self._total)
+        return (
+            Environment(autoescape=True)
+            .from_string(PAGE)
+            .render(samples=samples, shown=len(samples), total=self._total)
+        )
 
 
 def _pieces(placed: PlacedSample, backend: Backend) -> Iterator[tuple[bool, str]]:
-    """Runs of context as one piece, trained tokens one by one; tokens that only together make a character stay together."""
+    """Runs of context as one piece, trained tokens one by one; tokens that only together make a character
+    stay together."""
     ids = np.frombuffer(placed.sample.ids, "<i4")[:SHOWN_TOKENS].tolist()
     for trained, run in groupby(zip(placed.sample.mask, ids, strict=False), key=lambda pair: pair[0]):
         tokens = [token for _, token in run]

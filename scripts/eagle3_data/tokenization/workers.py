@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain
 
 from eagle3_data.errors import Eagle3DataError
-from eagle3_data.tokenization.rows import Outcome, Row
+from eagle3_data.tokenization.reading.rows import Outcome, Row
 
 CHUNK_ROWS = 128
 CHUNK_CHARACTERS = 1 << 19
@@ -27,8 +27,11 @@ _of_this_worker: list[Tokenize] = []
 
 
 def map_rows(tokenize: Tokenize, rows: Iterable[Row], processes: int) -> Iterator[Outcome]:
-    """`tokenize` of each row, in order. Few rows are done in this process, since starting others would cost more."""
-    gc.freeze()  # libraries and tokenizer: not to be searched for garbage again and again, nor copied into the workers by that
+    """`tokenize` of each row, in order. Few rows are done in this process, since starting others would cost
+    more."""
+    # libraries and tokenizer: not to be searched for garbage again and again, nor copied into the workers by
+    # that
+    gc.freeze()
     chunks = _chunks(rows)
     first, second = next(chunks, []), next(chunks, [])
     chunks = chain((first, second), chunks)
@@ -40,9 +43,15 @@ def map_rows(tokenize: Tokenize, rows: Iterable[Row], processes: int) -> Iterato
 
 
 def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes: int) -> Iterator[Outcome]:
-    """Forked workers: they share the loaded tokenizer's memory, and start at once instead of importing for seconds."""
+    """Forked workers: they share the loaded tokenizer's memory, and start at once instead of importing for
+    seconds."""
     under_way: deque[Future[list[Outcome]]] = deque()
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"), initializer=_start_worker, initargs=(tokenize,))
+    pool = ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_start_worker,
+        initargs=(tokenize,),
+    )
     try:
         for chunk in chunks:
             under_way.append(pool.submit(_work, chunk))
@@ -53,7 +62,10 @@ def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes
     except Eagle3DataError as error:
         raise error from None  # not from the other process's traceback: the message says all
     except BrokenProcessPool as error:
-        raise Eagle3DataError("a tokenizing process was killed, mostly for want of memory; give the rule more memory, or fewer --processes") from error
+        raise Eagle3DataError(
+            "a tokenizing process was killed, mostly for want of memory; give the rule more memory, or fewer"
+            " --processes"
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

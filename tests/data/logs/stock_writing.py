@@ -1,8 +1,11 @@
-"""For reproduce.py: our connector's copy for CPUs with the stock connector's writing, which only logs what goes wrong."""
+"""For reproduce.py: our connector's copy for CPUs with the stock connector's writing, which only logs what
+goes wrong."""
 
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import ExampleHiddenStatesConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnector,
+)
 
 from eagle3_data.engines.vllm.connector import HiddenStatesConnector
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Cuts a log made by reproduce.py for committing: neutral paths, no host name, long lines and repeated lines shortened. `python trim.py IN > OUT`."""
+"""Cuts a log made by reproduce.py for committing: neutral paths, no host name, long lines and repeated lines
+shortened. `python trim.py IN > OUT`."""
 
 import re
 import socket

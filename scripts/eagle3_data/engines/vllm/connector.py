@@ -1,8 +1,10 @@
-"""Our KV connector: vLLM's ExampleHiddenStatesConnector with a completion signal, provenance, and CPU support.
+"""Our KV connector: vLLM's ExampleHiddenStatesConnector with a completion signal, provenance, and CPU
+support.
 
-vLLM's own connector hands out a path before anything is written there, only logs a write error, and copies through CUDA
-streams. Ours publishes each file by a rename, or an error file beside it (`eagle3_data.engines.base.publish_states`).
-Loaded by vLLM in the scheduler's and the workers' processes (`kv_connector_module_path`). Works with vLLM 0.26 and newer.
+vLLM's own connector hands out a path before anything is written there, only logs a write error, and copies
+through CUDA streams. Ours publishes each file by a rename, or an error file beside it
+(`eagle3_data.engines.base.publish_states`). Loaded by vLLM in the scheduler's and the workers' processes
+(`kv_connector_module_path`). Works with vLLM 0.26 and newer.
 """
 
 from __future__ import annotations
@@ -49,12 +51,15 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
 
     def _submit_async_write(self, pending: PendingSave) -> None:
         if self._kv_cache is not None and self._kv_cache.is_cuda:
-            super()._submit_async_write(pending)  # copies on a stream of its own, then calls our _write_tensors
+            super()._submit_async_write(
+                pending
+            )  # copies on a stream of its own, then calls our _write_tensors
         elif self._is_tp_rank_zero:
             self._copy_and_write(pending)
 
     def _copy_and_write(self, pending: PendingSave) -> None:
-        """The CPU's way: the blocks are freed when this returns, so the copy is made here and only written elsewhere."""
+        """The CPU's way: the blocks are freed when this returns, so the copy is made here and only written
+        elsewhere."""
         blocks = torch.tensor(pending.block_ids, dtype=torch.long)
         slots = (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()
         states = extract_from_kv_cache(self._kv_cache, slots, pending.token_ids.shape[0])
@@ -64,7 +69,9 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
         self._req_futures[pending.req_id] = future
         future.add_done_callback(partial(self._on_write_done, pending.req_id))
 
-    def _write_tensors(self, tensors: dict[str, torch.Tensor], event: Any, filename: str, lock_fd: int | None) -> None:  # type: ignore[override]
+    def _write_tensors(
+        self, tensors: dict[str, torch.Tensor], event: Any, filename: str, lock_fd: int | None
+    ) -> None:  # type: ignore[override]
         """Runs in the writer pool. The base class's is static; it is always called through the instance."""
 
         def write(part: str) -> None:

@@ -1,4 +1,5 @@
-"""The vLLM engine: vLLM's own `extract_hidden_states` speculative method with our connector. vLLM >= 0.26, CUDA or CPU."""
+"""The vLLM engine: vLLM's own `extract_hidden_states` speculative method with our connector. vLLM >= 0.26,
+CUDA or CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from eagle3_data.target import read_model_config, text_config
 
 
 class VllmEngine:
-    """Prefill of whole samples with continuous feeding: requests join the running batch as soon as they are submitted."""
+    """Prefill of whole samples with continuous feeding: requests join the running batch as soon as they are
+    submitted."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
@@ -35,7 +37,10 @@ class VllmEngine:
         )
         try:
             self._engine.add_request(request.key, {"prompt_token_ids": list(request.token_ids)}, parameters)
-        except (ValueError, VLLMValidationError) as error:  # too long, a token outside the vocabulary; not a ValueError since vLLM 0.32
+        except (
+            ValueError,
+            VLLMValidationError,
+        ) as error:  # too long, a token outside the vocabulary; not a ValueError since vLLM 0.32
             raise SampleError("vLLM refuses this sample") from error
 
     def step(self) -> list[Extracted | Rejected]:
@@ -48,7 +53,10 @@ class VllmEngine:
 def _result(output: Any) -> Extracted:
     path = (output.kv_transfer_params or {}).get("hidden_states_path")
     if not path:
-        raise EngineError(f"vLLM finished request {output.request_id} without a path of hidden states; is the connector loaded?")
+        raise EngineError(
+            f"vLLM finished request {output.request_id} without a path of hidden states; is the connector"
+            " loaded?"
+        )
     return Extracted(key=output.request_id, states_path=path, greedy_token=output.outputs[0].token_ids[0])
 
 
@@ -57,14 +65,18 @@ def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
     config = read_model_config(Path(settings.model_path))
     text = text_config(config)
     arguments = {
-        "skip_tokenizer_init": True,  # samples are token ids; a tokenizer would only bring remote code and load time
+        "skip_tokenizer_init": (
+            True
+        ),  # samples are token ids; a tokenizer would only bring remote code and load time
         **({"language_model_only": True} if text is not config else {}),
         **settings.arguments,
     }
     if current_platform.is_cpu() and "kv_lora_rank" in text:
-        # Without AMX, vLLM's CPU backend turns chunked prefill off for MLA models but still schedules only so many tokens
-        # a step: a longer sample would wait forever, without a word (0.32).
-        arguments["max_num_batched_tokens"] = max(arguments.get("max_num_batched_tokens", 0), settings.max_length + 1, 4096)
+        # Without AMX, vLLM's CPU backend turns chunked prefill off for MLA models but still schedules only so
+        # many tokens a step: a longer sample would wait forever, without a word (0.32).
+        arguments["max_num_batched_tokens"] = max(
+            arguments.get("max_num_batched_tokens", 0), settings.max_length + 1, 4096
+        )
     return {
         **arguments,
         "model": settings.model_path,
@@ -100,4 +112,6 @@ def _prepare_environment(settings: EngineSettings) -> None:
     if settings.tensor_parallel > 1:
         cores = sorted(os.sched_getaffinity(0))
         binding = "|".join(str(cores[rank % len(cores)]) for rank in range(settings.tensor_parallel))
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", binding)  # vLLM otherwise wants one NUMA node a worker
+        os.environ.setdefault(
+            "VLLM_CPU_OMP_THREADS_BIND", binding
+        )  # vLLM otherwise wants one NUMA node a worker

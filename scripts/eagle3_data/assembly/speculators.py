@@ -1,0 +1,156 @@
+"""The training set in speculators' layout (`speculators train --data-path`, version 0.9).
+
+dataset_info.json, state.json, data-*.arrow   input_ids, loss_mask, seq_len; one row a sample, in training
+                                              order
+hidden_states/hs_<row>.safetensors            linked from the store
+token_freq.pt                                 dict of token id to count over trained tokens
+d2t-<N>.npy, t2d-<N>.npy                      with a draft vocabulary of N tokens
+provenance.json                               where every number comes from
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3_data.cli import say
+from eagle3_data.errors import InputError
+from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.progress import Progress
+from eagle3_data.records import read_json
+from eagle3_data.samples import Sample, SampleFile
+from eagle3_data.store import Store
+
+FICLONE = 0x40049409
+"""ioctl request of Linux that makes a file share another's blocks (linux/fs.h)."""
+
+
+def link_states(source: Path, destination: Path) -> str:
+    """Make `destination` the same bytes as `source`, as cheaply as the file system can: "hard link",
+    "reflink" or "copy"."""
+    try:
+        os.link(source, destination)
+        return "hard link"
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+    try:
+        with open(source, "rb") as reader, open(destination, "wb") as writer:
+            fcntl.ioctl(writer, FICLONE, reader.fileno())
+        return "reflink"
+    except OSError:
+        shutil.copyfile(source, destination)
+        return "copy"
+
+
+@dataclass
+class Counts:
+    """Of the samples in the set: tokens, trained tokens, and `frequencies` int64 [V] of each token id among
+    the trained ones."""
+
+    tokens: int
+    trained_tokens: int
+    frequencies: np.ndarray
+
+    def take_out(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            trained = np.asarray(sample.token_ids)[np.asarray(sample.loss_mask, dtype=bool)]
+            self.tokens -= len(sample.token_ids)
+            self.trained_tokens -= len(trained)
+            self.frequencies -= np.bincount(trained, minlength=len(self.frequencies))
+
+
+def accepted_findings(results: Path) -> list[dict[str, Any]]:
+    """What the user accepted knowingly (`compatibility.allow`) of the compatibility check and of the passes'
+    canaries, each once."""
+    found = read_json(results / "compatibility/report.json")["findings"]
+    for ledger in ExtractionPaths(results / "extraction").ledgers():
+        found += read_json(ledger).get("canary", [])
+    return [
+        finding
+        for number, finding in enumerate(found)
+        if finding["accepted"] and finding not in found[:number]
+    ]
+
+
+def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:
+    """Write the Arrow part of the set from `samples` (tokens/samples.parquet) but for the keys of `without`;
+    returns the number of rows."""
+    from datasets import Dataset, Features, List, Value
+
+    features = Features(
+        {"input_ids": List(Value("int64")), "loss_mask": List(Value("int64")), "seq_len": Value("int64")}
+    )
+    with tempfile.TemporaryDirectory(dir=directory.parent) as cache:
+        dataset = Dataset.from_generator(
+            _rows,
+            gen_kwargs={"samples": str(samples), "without": sorted(without)},
+            features=features,
+            cache_dir=cache,
+            keep_in_memory=False,
+        )
+        dataset.set_format("torch")
+        dataset.save_to_disk(directory)
+        return len(dataset)
+
+
+def _rows(samples: str, without: list[str]) -> Iterator[dict[str, Any]]:
+    for sample in SampleFile(samples).all_samples(frozenset(without)):
+        yield {"input_ids": sample.token_ids, "loss_mask": sample.loss_mask, "seq_len": len(sample.token_ids)}
+
+
+def link_rows(
+    samples: Path, store: Store, directory: Path, rows: int, without: Collection[str]
+) -> dict[str, int]:
+    """Link every row's states as hidden_states/hs_<row>.safetensors; returns how many were linked in which
+    way."""
+    ways: dict[str, int] = {}
+    (directory / "hidden_states").mkdir()
+    with Progress("links", "samples", rows) as progress:
+        for row, name in enumerate(SampleFile(samples).all_names(without)):
+            if not store.holds(name.key):
+                raise InputError(
+                    f"sample {name.sample_id} ({name.key}) is no longer in the store {store.directory}; the"
+                    " same command extracts it anew"
+                )
+            way = link_states(store.states_path(name.key), directory / f"hidden_states/hs_{row}.safetensors")
+            ways[way] = ways.get(way, 0) + 1
+            progress.add()
+    return ways
+
+
+def write_token_frequencies(frequencies: np.ndarray, directory: Path) -> None:
+    """`frequencies` int64 [V] over trained tokens."""
+    import torch
+
+    torch.save(
+        {int(token): int(frequencies[token]) for token in np.nonzero(frequencies)[0]},
+        directory / "token_freq.pt",
+    )
+
+
+def check_with_speculators(directory: Path, rows: int, max_length: int) -> None:
+    """Open the set as the trainer does and read its first, middle and last row. Raises InputError where that
+    fails."""
+    import torch
+    from speculators.train.data import ArrowDataset
+
+    dataset = ArrowDataset(max_len=max_length, datapath=directory, on_missing="raise")
+    if len(dataset) != rows:
+        raise InputError(f"speculators sees {len(dataset)} rows in {directory}, {rows} were written")
+    for row in sorted({0, rows // 2, rows - 1}):
+        item = dataset[row]
+        if not isinstance(item, dict):
+            raise InputError(f"speculators cannot use row {row} of {directory}: {item!r}")
+        if not torch.isfinite(item["hidden_states"].float()).all() or not item["loss_mask"].any():
+            raise InputError(f"row {row} of {directory} has states that are not finite, or no trained token")
+    say(f"speculators' own loader opens the set: {rows} rows")

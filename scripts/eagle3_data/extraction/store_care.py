@@ -1,0 +1,288 @@
+"""Looking after the store: what is in it, whether it is still what was written, and what no run refers to any
+more."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eagle3_data.errors import InputError, headline
+from eagle3_data.passes.lease import is_alive, is_live
+from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.progress import Progress
+from eagle3_data.records import find_json, read_json
+from eagle3_data.samples import SampleFile
+from eagle3_data.states import file_checksum
+from eagle3_data.store import ABANDONED_S, Store, last_change
+
+IDENTITY = "identity.json"
+DAY_S = 86400.0
+STATES, SIDECAR, PART = ".safetensors", ".json", ".part"
+
+
+def open_stores(root: Path, extraction_id: str | None = None) -> list[Store]:
+    """The store of each extraction id below `root`, or that of the given one. Raises InputError where there
+    is none."""
+    if not root.is_dir():
+        raise InputError(f"there is no store {root}; name the one of `extraction.store` with --store")
+    stores = [Store(root, path.parent.name) for path in sorted(root.glob(f"*/{IDENTITY}"))]
+    if extraction_id is None:
+        return stores
+    chosen = [store for store in stores if store.extraction_id == extraction_id]
+    if not chosen:
+        known = ", ".join(store.extraction_id for store in stores) or "none"
+        raise InputError(f"{root} has no extraction id {extraction_id!r}; known here: {known}")
+    return chosen
+
+
+# ---- what is there
+
+
+@dataclass
+class Shelves:
+    """The files of a store by what they are: states and sidecars by key (a sample needs both), unfinished
+    records."""
+
+    states: dict[str, Path]
+    sidecars: dict[str, Path]
+    parts: list[Path]
+
+    @classmethod
+    def of(cls, store: Store) -> Shelves:
+        shelves = cls({}, {}, [])
+        for path in sorted(store.directory.glob("??/*")):
+            if path.suffix == STATES:
+                shelves.states[path.stem] = path
+            elif path.suffix == PART:
+                shelves.parts.append(path)
+            elif path.suffix == SIDECAR:
+                shelves.sidecars[path.stem] = path
+        return shelves
+
+    @property
+    def samples(self) -> list[str]:
+        return sorted(self.states.keys() & self.sidecars.keys())
+
+    @property
+    def orphan_sidecars(self) -> list[Path]:
+        return [path for key, path in self.sidecars.items() if key not in self.states]
+
+    @property
+    def orphan_states(self) -> list[Path]:
+        return [path for key, path in self.states.items() if key not in self.sidecars]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One extraction id in short. `tokens` is None where the sidecars were not asked."""
+
+    extraction_id: str
+    identity: dict[str, Any]
+    samples: int
+    tokens: int | None
+    size_bytes: int
+    quarantined: int
+    orphan_sidecars: int
+
+
+def summarize(store: Store, *, count_tokens: bool = False) -> Summary:
+    """Count from directory listings; `count_tokens` reads every sidecar, too."""
+    shelves = Shelves.of(store)
+    samples = shelves.samples
+    return Summary(
+        extraction_id=store.extraction_id,
+        identity=read_json(store.directory / IDENTITY),
+        samples=len(samples),
+        tokens=sum(store.read_sidecar(key)["tokens"] for key in samples) if count_tokens else None,
+        size_bytes=sum(shelves.states[key].stat().st_size for key in samples),
+        quarantined=sum(1 for _ in store.directory.glob(f"quarantine/*{STATES}")),
+        orphan_sidecars=len(shelves.orphan_sidecars),
+    )
+
+
+# ---- whether it is what was written
+
+
+def verify(store: Store, threads: int) -> Iterator[tuple[str, str]]:
+    """Key and fault of each sample that is not what its sidecar says, in the order of keys. Reads every
+    byte."""
+    keys = sorted(store.keys())
+    with (
+        ThreadPoolExecutor(threads, "verify") as pool,
+        Progress(f"verify {store.extraction_id}", "samples", len(keys)) as progress,
+    ):
+        for key, fault in zip(keys, pool.map(lambda key: fault_of(store, key), keys), strict=True):
+            progress.add(failed=fault is not None)
+            if fault is not None:
+                yield key, fault
+
+
+def fault_of(store: Store, key: str) -> str | None:
+    """What is wrong with a sample's size, checksum or sidecar; None if nothing is."""
+    path = store.states_path(key)
+    try:
+        sidecar = store.read_sidecar(key)
+        if (sidecar["key"], sidecar["extraction_id"]) != (key, store.extraction_id):
+            return f"its sidecar is that of {sidecar['extraction_id']}/{sidecar['key']}"
+        size = path.stat().st_size
+        if size != sidecar["size_bytes"]:
+            return f"{size:,} bytes, {sidecar['size_bytes']:,} were written"
+        checksum = file_checksum(path)
+    except (InputError, OSError, KeyError) as error:
+        return f"it cannot be read: {headline(error)}"
+    return (
+        None
+        if checksum == sidecar["xxh3_128"]
+        else f"its checksum is {checksum}, that of what was written {sidecar['xxh3_128']}"
+    )
+
+
+# ---- what no run refers to
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's directory as far as it refers to samples."""
+
+    directory: Path
+
+    @property
+    def _paths(self) -> ExtractionPaths:
+        return ExtractionPaths(self.directory / "extraction")
+
+    def references(self, extraction_id: str) -> set[str]:
+        """The keys this run needs of an extraction id: those of its finished batches, and all its samples
+        while its newest pass or a running one extracts with that id. Raises InputError where a record cannot
+        be read: then nothing is sure.
+        """
+        records = [read_json(path) for path in sorted(self._paths.root.glob("records/*.json"))]
+        keys = {
+            sample["key"]
+            for record in records
+            if record["extraction_id"] == extraction_id
+            for sample in record["samples"]
+        }
+        if extraction_id in self._current_ids:
+            keys |= self._sample_keys
+        return keys
+
+    @cached_property
+    def _current_ids(self) -> set[str]:
+        passes = self._paths.root.glob("passes/[0-9]*/*.json")
+        newest = max((int(path.parent.name) for path in passes), default=None)
+        ledgers = [
+            read_json(path)
+            for path in self._paths.root.glob("passes/[0-9]*/*.json")
+            if int(path.parent.name) == newest
+        ]
+        return {record["extraction_id"] for record in [*ledgers, *(lease for _, lease in self.leases())]}
+
+    @cached_property
+    def _sample_keys(self) -> set[str]:
+        path = self.directory / "tokens/samples.parquet"
+        if not path.exists():
+            raise InputError(
+                f"{self.directory} has been extracted, but {path} is missing, so its samples are unknown;"
+                " tokenize it again, or remove the run"
+            )
+        return {name.key for name in SampleFile(path).all_names()}
+
+    def leases(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Of passes that run, or were killed."""
+        leases = []
+        for path in self._paths.root.glob("running/*.json"):
+            record = find_json(path)
+            if record is not None:
+                leases.append((path, record))
+            elif path.exists():
+                raise InputError(
+                    f"{path} cannot be read, so it is not known what is being extracted; try again, and"
+                    " delete it if no pass is running"
+                )
+        return leases
+
+
+def find_runs(results: Sequence[Path]) -> list[Run]:
+    """Every run below the directories. Raises InputError for a directory without any: all samples would seem
+    unneeded."""
+    runs = []
+    for directory in results:
+        found = [Run(path.parent) for path in sorted(directory.glob("*/extraction"))]
+        if not found:
+            raise InputError(
+                f"{directory} holds no run that was extracted; name the directory of the runs with --results"
+            )
+        runs += found
+    return runs
+
+
+def refuse_while_running(runs: Iterable[Run], stores: Iterable[Store]) -> None:
+    """Raises InputError if a pass extracts into one of the stores."""
+    ids = {store.extraction_id for store in stores}
+    for run in runs:
+        for path, lease in run.leases():
+            if lease["extraction_id"] in ids and is_live(path, lease):
+                raise InputError(
+                    f"a pass of {run.directory} is extracting {lease['extraction_id']}; nothing is deleted"
+                    " before it has ended"
+                )
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Files that belong together and why they are not needed. They are deleted in this order, so no half of a
+    sample is ever seen as whole."""
+
+    reason: str
+    paths: tuple[Path, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(_size(path) for path in self.paths)
+
+    def delete(self) -> None:
+        for path in self.paths:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def find_garbage(store: Store, runs: Sequence[Run], quarantine_days: float) -> Iterator[Garbage]:
+    """What may go. Of a killed writer, what a pass would remove, too, and what it left among the samples once
+    nobody can be at work on it."""
+    needed = set().union(*(run.references(store.extraction_id) for run in runs))
+    shelves = Shelves.of(store)
+    for key in shelves.samples:
+        if key not in needed:
+            yield Garbage("no run refers to it", (shelves.states[key], shelves.sidecars[key]))
+    now = store.now()
+    for reason, paths in (
+        ("sidecar without states", shelves.orphan_sidecars),
+        ("states without a sidecar", shelves.orphan_states),
+        ("unfinished record", shelves.parts),
+    ):
+        yield from (Garbage(reason, (path,)) for path in paths if now - last_change(path) > ABANDONED_S)
+    yield from (Garbage("left behind by a writer", (directory,)) for directory in store.abandoned(is_alive))
+    for reason_file in sorted(
+        store.directory.glob("quarantine/*.reason.json")
+    ):  # written then; the sample's own files are older
+        if time.time() - last_change(reason_file) > quarantine_days * DAY_S:
+            sample = [
+                reason_file.with_name(reason_file.name.removesuffix(".reason.json") + suffix)
+                for suffix in (STATES, SIDECAR)
+            ]
+            yield Garbage(
+                f"quarantined more than {quarantine_days:g} days ago",
+                (*(path for path in sample if path.exists()), reason_file),
+            )
+
+
+def _size(path: Path) -> int:
+    return sum(inner.stat().st_size for inner in (path, *path.rglob("*")) if inner.is_file())

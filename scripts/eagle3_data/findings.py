@@ -1,0 +1,97 @@
+"""What a check found: three-valued (fails, may fail, cannot tell), with both places, the first version and a
+remedy. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+Level = Literal["fail", "warn", "unknown"]
+
+LEVELS: tuple[Level, ...] = ("fail", "warn", "unknown")
+IDS = frozenset({
+    "abstract-not-implemented", "architecture-unregistered", "architecture-unresolved", "canary-all-zero",
+    "canary-batch", "canary-chunk", "canary-constant", "canary-count", "canary-engine-start",
+    "canary-extraction", "canary-greedy-token", "canary-layer", "canary-not-built", "canary-not-finite",
+    "canary-parity", "canary-post-norm", "canary-quantization", "canary-write", "canary-wrong-dtype",
+    "canary-wrong-shape", "canary-wrong-token-ids", "capture-transformed", "capture-unknown",
+    "client-unparsable", "device-memory-short", "devices-idle", "devices-too-few", "discarded-result",
+    "disk-short", "disk-tight", "duplicate-layer", "engine-unknown", "every-rank-writes",
+    "experts-do-not-divide", "heads-do-not-divide", "hybrid-page-too-small", "hybrid-states-wrong",
+    "ignored-key", "last-layer-missing", "layer-argument-left-out", "layer-not-captured",
+    "layer-out-of-range", "layer-shifted", "layers-not-ascending", "missing-argument",
+    "missing-model-attribute", "missing-model-method", "missing-module", "missing-name", "model-type-refused",
+    "no-chat-template", "no-connector", "no-extraction-method", "no-lock-wait", "not-eagle3",
+    "override-misfit", "patch-unknown", "pipeline-loses-states", "remote-code-needed", "special-token-split",
+    "template-drops-text", "template-fails", "token-beyond-vocabulary", "tokenizer-unusable", "too-long",
+    "transformers-unusable", "two-vllms", "unexpected-argument", "unknown-configuration-key",
+    "unknown-engine-argument", "unsafe-chunked-prefill", "unsafe-prefix-caching", "version-out-of-range",
+    "vllm-not-installed", "vllm-too-old", "vllm-version-unknown",
+})  # fmt: skip
+"""Every id that a check or the canary may give: what `compatibility.allow` may name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that will fail, may fail, or could not be judged.
+
+    `id` is a stable short name of the kind of fault, so that it can be accepted in the configuration and
+    looked up. `client_location` and `vllm_location` are `file:line` relative to the root of their source
+    tree, or empty where a side has no part in the fault; `since` is the first version of vLLM that shows it,
+    where a history was looked at.
+    """
+
+    id: str
+    level: Level
+    title: str
+    client_location: str = ""
+    vllm_location: str = ""
+    since: str = ""
+    remedy: str = ""
+    accepted: bool = False
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The result of a check: what was looked at, what was found, and how long it took."""
+
+    findings: tuple[Finding, ...]
+    subject: dict[str, Any] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.level == "fail" and not finding.accepted for finding in self.findings)
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "verdict": "fail" if self.failed else "pass",
+            "findings": [finding.as_record() for finding in self.findings],
+            "subject": self.subject,
+            "elapsed_s": round(self.elapsed_s, 3),
+        }
+
+
+def accept(findings: Iterable[Finding], allowed: Iterable[str]) -> tuple[Finding, ...]:
+    """The findings, those whose id the user allows marked accepted. They stay in the report but do not fail
+    it."""
+    allowed = frozenset(allowed)
+    return tuple(replace(finding, accepted=finding.id in allowed) for finding in findings)
+
+
+def told_failures(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Of findings' records, what fails and was not accepted: id, title and remedy in one line each."""
+    failing = (record for record in records if record["level"] == "fail" and not record["accepted"])
+    return [
+        "; ".join(filter(None, (f"{record['id']}: {record['title']}", record["remedy"])))
+        for record in failing
+    ]
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Each finding once, worst first; within a level in the order of discovery."""
+    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level)))

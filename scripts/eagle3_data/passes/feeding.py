@@ -1,0 +1,209 @@
+"""The supervisor's loop: every sample through an engine, whatever happens to the engine.
+
+Samples go to the engine continuously across batches, within `extraction.in_flight_tokens`. An engine that
+dies, or says nothing for `extraction.stall_timeout_s`, is ended with its whole process group and started
+again, at most `extraction.engine_restarts` times. What was with it are suspects: they are tried last, each
+alone, those first that were with the fewest dead engines. A sample that was with two has failed; the others
+go on. Suspects stay suspects in later passes: so a run with more of them than restarts gets further each time
+it is called.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from eagle3_data.cli import say
+from eagle3_data.config import Extraction
+from eagle3_data.engines.base import Extracted, Fatal, Ready, Rejected, Request
+from eagle3_data.engines.process import EngineProcess
+from eagle3_data.errors import EngineError, describe_situation, render_failure
+from eagle3_data.passes.flight import Flight
+from eagle3_data.passes.stopping import Stop
+
+DEATHS_TO_FAIL = 2
+
+
+class Feeding:
+    """Feeds `requests`, a source of samples that are not in the store, to engines made by `start_engine`.
+
+    `deaths` says with how many engines that died samples were before, by key; afterwards it holds those of
+    this feeding, too.
+    """
+
+    def __init__(
+        self,
+        start_engine: Callable[[], EngineProcess],
+        settings: Extraction,
+        requests: Iterator[Request],
+        flight: Flight,
+        stop: Stop,
+        on_ready: Callable[[Ready], None],
+        deaths: Mapping[str, int],
+    ) -> None:
+        self._start_engine, self._settings, self._stop, self._on_ready = (
+            start_engine,
+            settings,
+            stop,
+            on_ready,
+        )
+        self._requests, self._flight = requests, flight
+        self._following: Request | None = None
+        self._suspects: list[Request] = []
+        self.deaths = Counter(deaths)
+        self._engine: EngineProcess | None = None
+        self._engine_gone = threading.Event()
+        self._last_word_at = 0.0
+        self.loads = 0
+        self.ended_at = time.time()
+        self.failure: dict[str, Any] | None = None
+        """What ended the feeding before its end, if something of the engine's did."""
+
+    def run(self) -> None:
+        self._following = self._next_unsuspected()
+        try:
+            while self.failure is None and not self._stop.now.is_set() and self._has_work():
+                if self._engine is None and not self._load():
+                    break
+                self._work()
+            self.ended_at = time.time()
+            if self._engine is not None and self.failure is None and not self._stop.now.is_set():
+                self._engine.close(self._stop.now)
+        finally:
+            if self._engine is not None:
+                self._end_engine()
+            self._flight.engine_died()
+
+    def _has_work(self) -> bool:
+        more = self._following or self._suspects or self._flight.lost
+        return bool(self._flight or (more and not self._stop.is_near()))
+
+    # ---- one engine
+
+    def _load(self) -> bool:
+        self._engine_gone = threading.Event()
+        engine = self._engine = self._start_engine()
+        deadline = time.monotonic() + self._settings.load_timeout_s
+        while not self._stop.now.is_set():
+            word = engine.receive(0.5)
+            if isinstance(word, Ready):
+                self.loads += 1
+                self._last_word_at = time.monotonic()
+                self._on_ready(word)
+                return True
+            if isinstance(word, Fatal):
+                self.failure = engine.explain(word.failure)
+            elif time.monotonic() > deadline:
+                engine.show_stacks()
+                told = (
+                    "the engine did not start within extraction.load_timeout_s ="
+                    f" {self._settings.load_timeout_s:g} s"
+                )
+                self.failure = engine.explain(describe_situation(EngineError, told))
+            if self.failure is not None:
+                say(f"the engine did not start\n{render_failure(self.failure)}")
+                return False
+        return False
+
+    def _work(self) -> None:
+        assert self._engine is not None
+        self._send()
+        word = self._engine.receive(0.01 if self._flight.committing else 0.5)
+        if word is not None:
+            self._last_word_at = time.monotonic()
+        if isinstance(word, Extracted | Rejected):
+            self._flight.arrive(word, self._engine_gone)
+        elif isinstance(word, Fatal):
+            self._engine_died(self._engine.explain(word.failure))
+        elif (
+            self._flight.with_engine
+            and time.monotonic() - self._last_word_at > self._settings.stall_timeout_s
+        ):
+            self._engine.show_stacks()
+            told = (
+                "the engine hangs: it finished nothing for extraction.stall_timeout_s ="
+                f" {self._settings.stall_timeout_s:g} s"
+            )
+            self._engine_died(self._engine.explain(describe_situation(EngineError, told)))
+        self._flight.book()
+        if self._flight.no_room is not None:
+            self._stop.no_room(f"the disk is full ({self._flight.no_room['message']})")
+
+    def _send(self) -> None:
+        """Fresh samples within the bound; after the last of them the suspects, one at a time."""
+        assert self._engine is not None
+        if self._stop.is_near():
+            return
+        while self._following and (
+            not self._flight
+            or self._flight.tokens + len(self._following.token_ids) <= self._settings.in_flight_tokens
+        ):
+            self._depart(self._following)
+            self._following = self._next_unsuspected()
+        if self._following is None and not self._flight:
+            if self._flight.lost:
+                self._depart(self._flight.lost.pop())
+            elif self._suspects:
+                least = min(self._suspects, key=lambda request: self.deaths[request.key])
+                self._suspects.remove(least)
+                self._depart(least)
+
+    def _next_unsuspected(self) -> Request | None:
+        for request in self._requests:
+            if not self.deaths[request.key]:
+                return request
+            self._suspects.append(request)
+        return None
+
+    def _depart(self, request: Request) -> None:
+        assert self._engine is not None
+        if not self._flight.with_engine:
+            self._last_word_at = time.monotonic()
+        self._flight.depart(request)
+        self._engine.send(request)
+
+    # ---- its death
+
+    def _engine_died(self, failure: dict[str, Any]) -> None:
+        self._end_engine()
+        taken = self._flight.engine_died()
+        # by the signal that stops the pass: SLURM and Ctrl-C send it to every process, so no sample is to
+        # blame
+        if self._stop.now.is_set():
+            return
+        say(f"the engine died with {len(taken)} samples\n{render_failure(failure)}")
+        for request in taken:
+            self.deaths[request.key] += 1
+            if (deaths := self.deaths[request.key]) >= DEATHS_TO_FAIL:
+                self._flight.blame(
+                    request,
+                    {
+                        **failure,
+                        "notes": [*failure["notes"], f"this sample was with {deaths} engines that died"],
+                    },
+                )
+            else:
+                self._suspects.append(request)
+        if self._following or self._suspects or self._flight.lost:
+            if self.loads > self._settings.engine_restarts:
+                told = (
+                    f"the engine was started {self.loads} times (extraction.engine_restarts ="
+                    f" {self._settings.engine_restarts}); the same command goes on with the samples that were"
+                    " with no engine that died, and with more restarts it gets further at once"
+                )
+                self.failure = {**failure, "notes": [*failure["notes"], told]}
+                say(f"giving up: {told}")
+            else:
+                say(
+                    f"starting the engine again ({self.loads} of at most {self._settings.engine_restarts}"
+                    " times); the suspects come last, one at a time"
+                )
+
+    def _end_engine(self) -> None:
+        assert self._engine is not None
+        self._engine_gone.set()
+        self._engine.kill()
+        self._engine = None

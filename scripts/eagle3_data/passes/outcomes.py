@@ -1,0 +1,221 @@
+"""What became of the samples and batches of a pass, and the files that say so."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3_data.errors import failure_headline
+from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.records import find_json, write_json
+from eagle3_data.samples import SampleName
+
+COMPLETE, FAILED, NOT_REACHED = "complete", "failed", "not_reached"
+OWN_REMEDY = (
+    "where the sample itself is to blame: take it out of the data, or go on without it with"
+    " extraction.max_failed_fraction"
+)
+OTHER_REMEDY = "nothing is wrong with the sample: mend the cause and run the same command again"
+"""Where an engine's log does not tell a better one."""
+
+
+@dataclass
+class BatchOutcome:
+    """A batch while the pass runs. `waiting` are the keys that still have to come into the store."""
+
+    fingerprint: str
+    samples: Sequence[SampleName]
+    waiting: set[str]
+    failed: dict[str, str] = field(default_factory=dict)
+    """Key of a failed sample → path of its failure record."""
+    causes: Counter[str] = field(default_factory=Counter)
+    all_of_their_own: bool = True
+    """Whether nothing but the failed samples themselves is to blame."""
+    left_out: bool = False
+    """Whether the failed samples are knowingly gone without."""
+
+    @property
+    def state(self) -> str:
+        if self.waiting and not self.failed:
+            return NOT_REACHED
+        return FAILED if self.waiting or (self.failed and not self.left_out) else COMPLETE
+
+    def failures(self) -> list[dict[str, str]]:
+        return [
+            {"sample_id": s.sample_id, "key": s.key, "record": self.failed[s.key]}
+            for s in self.samples
+            if s.key in self.failed
+        ]
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "fingerprint": self.fingerprint,
+            "samples": len(self.samples) - (len(self.failed) if self.left_out else 0),
+            "left_out": self.failures() if self.left_out else [],
+            "failed": [] if self.left_out else self.failures(),
+            "not_reached": len(self.waiting),
+        }
+
+
+class Outcomes:
+    """Books the samples of one stripe of a pass. A batch's record is written as soon as its last sample is in
+    the store.
+
+    `facts` are in every record; `failure_facts` in every failure record (versions, the command that retries).
+    A record that cannot be written (a full disk) is kept and written by `finish`.
+    """
+
+    def __init__(
+        self,
+        paths: ExtractionPaths,
+        number: str,
+        facts: dict[str, Any],
+        failure_facts: dict[str, Any],
+        max_failed_fraction: float = 0.0,
+    ) -> None:
+        self._paths, self._number, self._facts, self._failure_facts = paths, number, facts, failure_facts
+        self._max_failed_fraction = max_failed_fraction
+        self._batches: dict[str, BatchOutcome] = {}
+        self._batches_of: dict[str, list[str]] = {}
+        self._unwritten: dict[Path, dict[str, Any]] = {}
+        self.tokens = self.size_bytes = self.extracted = self.failures = self.found_in_store = 0
+
+    def known_complete(self, batch: str, fingerprint: str, samples: Sequence[SampleName]) -> None:
+        """A batch that was complete before: listed in this ledger, its record left alone."""
+        self._batches[batch] = BatchOutcome(fingerprint, samples, set())
+
+    def open_batch(
+        self, batch: str, fingerprint: str, samples: Sequence[SampleName], missing: set[str]
+    ) -> None:
+        outcome = self._batches[batch] = BatchOutcome(fingerprint, samples, set(missing))
+        for key in missing:
+            self._batches_of.setdefault(key, []).append(batch)
+        if not missing:
+            self._write_record(batch, outcome)
+
+    def open_batches(self) -> list[str]:
+        """Batches with samples that are not in the store yet, in order."""
+        return [batch for batch, outcome in self._batches.items() if outcome.waiting]
+
+    def is_waiting(self, key: str) -> bool:
+        """Whether `key` is neither committed nor failed."""
+        return key in self._batches_of
+
+    def committed(self, key: str, tokens: int, size_bytes: int) -> None:
+        """This pass put a sample into the store."""
+        self.extracted += 1
+        self.tokens += tokens
+        self.size_bytes += size_bytes
+        self._arrived(key)
+
+    def found(self, key: str) -> None:
+        """Another run put a sample into the store meanwhile."""
+        self.found_in_store += 1
+        self._arrived(key)
+
+    def _arrived(self, key: str) -> None:
+        for batch in self._batches_of.pop(key):
+            outcome = self._batches[batch]
+            outcome.waiting.discard(key)
+            if outcome.state == COMPLETE:
+                self._write_record(batch, outcome)
+
+    def failed(self, key: str, tokens: int, failure: dict[str, Any], own: bool) -> None:
+        """Write a failure record for each batch the sample is in. `own`: the sample itself is to blame, not a
+        disk or the engine."""
+        self.failures += 1
+        failure = {**failure, "remedy": failure.get("remedy") or (OWN_REMEDY if own else OTHER_REMEDY)}
+        for batch in self._batches_of.pop(key):
+            outcome = self._batches[batch]
+            outcome.waiting.discard(key)
+            outcome.all_of_their_own &= own
+            outcome.causes[failure_headline(failure)] += 1
+            path = self._paths.failure(batch, self._number, key)
+            sample_id = next(sample.sample_id for sample in outcome.samples if sample.key == key)
+            attempt = 1 + sum(earlier != path for earlier in self._paths.failures(batch, key))
+            told = {
+                "batch": batch,
+                "sample_id": sample_id,
+                "key": key,
+                "tokens": tokens,
+                "attempt": attempt,
+                "failure": failure,
+            }
+            self._write(path, {**self._facts, **self._failure_facts, **told})
+            outcome.failed[key] = str(path)
+
+    def finish(self, shared: dict[str, Any] | None) -> None:
+        """No more samples will come. `shared` is what ended the pass early, if something did: then the next
+        one tries failed samples again."""
+        for batch, outcome in self._batches.items():
+            may_be_left_out = outcome.all_of_their_own and not outcome.waiting and not shared
+            if (
+                outcome.failed
+                and may_be_left_out
+                and len(outcome.failed) <= self._max_failed_fraction * len(outcome.samples)
+            ):
+                outcome.left_out = True
+                self._write_record(batch, outcome)
+            elif outcome.failed:
+                causes = dict(outcome.causes)
+                if outcome.waiting and shared:
+                    causes[failure_headline(shared)] = len(outcome.waiting)
+                summary = {"batch": batch, **outcome.as_record(), "causes": causes}
+                self._write(
+                    self._paths.failure_summary(batch, self._number),
+                    {**self._facts, **self._failure_facts, **summary},
+                )
+        unwritten, self._unwritten = self._unwritten, {}
+        for path, record in unwritten.items():
+            write_json(path, record)
+
+    def counts(self) -> dict[str, int]:
+        states = [outcome.state for outcome in self._batches.values()]
+        return {state: states.count(state) for state in (COMPLETE, FAILED, NOT_REACHED)}
+
+    def missing(self) -> int:
+        """Samples that are neither in the store nor failed."""
+        return len(self._batches_of)
+
+    def batches(self) -> dict[str, Any]:
+        return {batch: outcome.as_record() for batch, outcome in self._batches.items()}
+
+    def _write_record(self, batch: str, outcome: BatchOutcome) -> None:
+        samples = [
+            {"sample_id": sample.sample_id, "key": sample.key}
+            for sample in outcome.samples
+            if sample.key not in outcome.failed
+        ]
+        record = {
+            **self._facts,
+            "batch": batch,
+            "fingerprint": outcome.fingerprint,
+            "samples": samples,
+            "left_out": outcome.failures(),
+        }
+        self._write(self._paths.record(batch), record)
+
+    def _write(self, path: Path, record: dict[str, Any]) -> None:
+        self._unwritten[path] = record
+        with contextlib.suppress(OSError):
+            write_json(path, record)
+            del self._unwritten[path]
+
+
+def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str, number: str) -> bool:
+    """Whether this very batch was finished by a pass whose ledger is there, or will be: pass `number` runs at
+    this moment."""
+    record = find_json(paths.record(batch))
+    if not record or record["fingerprint"] != fingerprint or record["left_out"]:
+        return False
+    return record["pass"] == number or paths.ledger(record["pass"], record["stripe"]).exists()
+
+
+def rejected_path(results: Path, batch: str) -> Path:
+    """Where validation leaves the keys it rejects, for the next pass to quarantine."""
+    return results / "validation" / "rejected" / f"{batch}.json"

@@ -1,0 +1,63 @@
+"""Where an extraction keeps its files, below `results/<run>/extraction`. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_data.records import find_json
+
+
+@dataclass(frozen=True)
+class ExtractionPaths:
+    root: Path
+
+    def ledger(self, number: str, stripe: int | str) -> Path:
+        """What one stripe of a pass did: the only declared output of the rule `extract_pass`."""
+        return self.root / "passes" / number / f"{stripe}.json"
+
+    def ledgers(self) -> list[Path]:
+        """All ledgers there are, oldest pass first."""
+        return sorted(
+            self.root.glob("passes/[0-9]*/[0-9]*.json"),
+            key=lambda path: (int(path.parent.name), int(path.stem)),
+        )
+
+    def read_ledgers(self) -> list[dict[str, Any]]:
+        """What the ledgers say, oldest pass first, but for those that cannot be read."""
+        return [ledger for path in self.ledgers() if (ledger := find_json(path))]
+
+    def pass_numbers(self) -> list[int]:
+        """Numbers of all pass folders, with a ledger in them or not."""
+        return [int(path.name) for path in self.root.glob("passes/*") if re.fullmatch(r"\d{3,}", path.name)]
+
+    def stored_ledger(self, number: str) -> Path:
+        """Batches that were complete in the store before a pass was needed: what the rule
+        `find_stored_batches` makes."""
+        return self.root / "passes" / number / "stored.json"
+
+    def stored_ledgers(self) -> list[Path]:
+        return sorted(self.root.glob("passes/[0-9]*/stored.json"))
+
+    @property
+    def running(self) -> Path:
+        """Leases and progress of the passes that run now (`eagle3_data.passes.lease`)."""
+        return self.root / "running"
+
+    def record(self, batch: str) -> Path:
+        """Written by the pass that finished the batch: its samples and that pass."""
+        return self.root / "records" / f"{batch}.json"
+
+    def failure(self, batch: str, number: str, key: str) -> Path:
+        """One failed sample in one pass; kept over later passes."""
+        return self.root / "failures" / batch / f"{number}-{key}.json"
+
+    def failures(self, batch: str, key: str) -> list[Path]:
+        """Failure records of a sample in all passes."""
+        return sorted(self.root.glob(f"failures/{batch}/*-{key}.json"))
+
+    def failure_summary(self, batch: str, number: str) -> Path:
+        """What one pass failed to do of a batch, in short."""
+        return self.root / "failures" / batch / f"{number}.json"

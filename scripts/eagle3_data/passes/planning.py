@@ -1,0 +1,183 @@
+"""What is finished and what the next pass must do, as Snakemake sees it when it reads the workflow. No torch,
+no vLLM.
+
+A pass writes a new numbered ledger; a ledger that exists is sealed. A finished batch depends on the pass that
+made it, an unfinished one on the next pass. So every run plans at most one new pass (in `extraction.jobs`
+stripes). A batch that was never finished here, but whose samples are all in the store (another run, other
+batch sizes), depends on the ledger of a local rule instead: for it no GPU is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eagle3_data.config import Config, Extraction
+from eagle3_data.errors import ConfigError, Eagle3DataError
+from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
+from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
+from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.records import find_json, read_json
+from eagle3_data.samples import SampleFile
+from eagle3_data.store import Store
+from eagle3_data.target import TargetDescription
+
+
+@dataclass(frozen=True)
+class Made:
+    """The ledger a batch's gate depends on, and whether it exists already (then the gate takes it as
+    `ancient`)."""
+
+    ledger: str
+    exists: bool
+
+
+class Plan:
+    """One parse's view. `next_number` and `unsealed` are fixed here, before any job runs."""
+
+    def __init__(self, config: Config, results: Path) -> None:
+        self._config = config
+        self._results = results
+        self._paths = ExtractionPaths(results / "extraction")
+        self._view: tuple[Any, TokensView] | None = None
+        self._records: dict[str, dict[str, Any]] = {}
+        for path in self._paths.root.glob("records/*.json"):
+            if record := find_json(path):
+                self._records[path.stem] = record
+        numbers = self._paths.pass_numbers() + [int(record["pass"]) for record in self._records.values()]
+        self.next_number = f"{1 + max(numbers, default=0):03d}"
+        self.unsealed = (
+            _none_of(f"{path.parent.name}/{path.stem}" for path in self._paths.ledgers()) + r"\d\d\d+/\d+"
+        )
+        """Pattern of the `<number>/<stripe>` of `<number>/<stripe>.json` that a rule may still make."""
+        self.unsealed_number = (
+            _none_of(f"{path.parent.name}/stored" for path in self._paths.stored_ledgers()) + r"\d\d\d+"
+        )
+        """Pattern of the `<number>` of `<number>/stored.json` that a rule may still make."""
+
+    def extraction_id(self) -> str:
+        """Of what the configuration asks for now; empty where that cannot be told: impossible layer ids, a
+        target not described."""
+        try:
+            return identify_extraction(
+                TargetDescription.read(self._results / "target.json"), self._config.extraction
+            ).extraction_id
+        except Eagle3DataError:
+            return ""
+
+    def view(self) -> TokensView:
+        """The batches as they are now: tokenization may rewrite them while Snakemake runs."""
+        files = (self._results / "tokens/batches.json", self._results / "target.json")
+        signature = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        if self._view is None or self._view[0] != signature:
+            self._view = (signature, TokensView(self._config.extraction, *files))
+        return self._view[1]
+
+    def made_by(self, batch: str) -> Made:
+        """The ledger of the pass that finished `batch`, or else the one that will mention it."""
+        view, record = self.view(), self._records.get(batch)
+        if (self._results / f"validation/rejected/{batch}.json").exists():
+            return self._next_pass(batch)
+        if record and view.is_stored(batch, record):
+            ledger = self._paths.ledger(record["pass"], record["stripe"])
+            if ledger.exists():
+                return Made(str(ledger), True)
+        if view.is_complete_in_store(batch):
+            return Made(str(self._paths.stored_ledger(self.next_number)), False)
+        return self._next_pass(batch)
+
+    def pass_minutes(self, stripe: int) -> int:
+        """Walltime to ask for in one job of the next pass: for all the tokens of the batches that wait for
+        it."""
+        view, ledger = self.view(), str(self._paths.ledger(self.next_number, stripe))
+        tokens = sum(
+            entry["tokens"] for batch, entry in view.batches.items() if self.made_by(batch).ledger == ledger
+        )
+        return view.pass_minutes(tokens, self._paths.read_ledgers())
+
+    def pass_memory_mb(self) -> int:
+        """Host memory to ask for in one job of a pass."""
+        return self.view().pass_memory_mb()
+
+    def _next_pass(self, batch: str) -> Made:
+        return Made(str(self._paths.ledger(self.next_number, self.view().stripe(batch))), False)
+
+
+class TokensView:
+    """Batches, their fingerprints, and the keys in the store."""
+
+    def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
+        self.batches: dict[str, dict[str, Any]] = read_json(batches_json)["batches"]
+        self._samples = batches_json.with_name("samples.parquet")
+        self._extraction, self._target = extraction, TargetDescription.read(target_json)
+        self._in_store: dict[str, bool] = {}
+        try:
+            self._identity: ExtractionIdentity | None = identify_extraction(self._target, extraction)
+        except ConfigError:  # impossible layer ids: check_compatibility tells, before any pass
+            self._identity = None
+        else:
+            self._store = Store(extraction.store, self._identity.extraction_id)
+
+    def stripe(self, batch: str) -> int:
+        return stripe_of(batch, self._extraction.jobs)
+
+    def fingerprint(self, batch: str) -> str:
+        return self._identity.batch_fingerprint(self.batches[batch]["fingerprint"]) if self._identity else ""
+
+    def is_stored(self, batch: str, record: dict[str, Any]) -> bool:
+        """Whether `record` is of this very batch, all its samples are in the store, and no more were left out
+        than may be."""
+        left_out, kept = record["left_out"], record["samples"]
+        if record["fingerprint"] != self.fingerprint(batch) or len(
+            left_out
+        ) > self._extraction.max_failed_fraction * (len(left_out) + len(kept)):
+            return False
+        return all(sample["key"] in self._keys for sample in kept)
+
+    def is_complete_in_store(self, batch: str) -> bool:
+        """Whether every sample of the batch is in the store, whichever run put it there."""
+        if not self._identity or not self._keys:
+            return False
+        if batch not in self._in_store:
+            names = self._sample_file.names(self.batches[batch]["row_group"])
+            self._in_store[batch] = all(name.key in self._keys for name in names)
+        return self._in_store[batch]
+
+    def pass_minutes(self, tokens: int, ledgers: Iterable[dict[str, Any]]) -> int:
+        """Of one job that extracts `tokens`, at the pace of those `ledgers` that are of this very
+        extraction."""
+        if not self._identity:
+            return SHORTEST_MIN
+        same = (ledger for ledger in ledgers if ledger["extraction_id"] == self._identity.extraction_id)
+        pace = Pace.assumed(self._target.weights_bytes).measured_by(same)
+        return walltime_min(tokens, pace, self._extraction.stop_before_end_s)
+
+    def pass_memory_mb(self) -> int:
+        if not self._identity:
+            return SUPERVISOR_MB
+        return host_memory_mb(
+            self._extraction, len(self._identity.layers), self._target.hidden_size, self._target.weights_bytes
+        )
+
+    @cached_property
+    def _sample_file(self) -> SampleFile:
+        return SampleFile(self._samples)
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return self._store.keys()
+
+
+def stripe_of(batch: str, jobs: int) -> int:
+    """The stripe a batch belongs to when `jobs` jobs share a pass."""
+    return int(batch) % jobs
+
+
+def _none_of(names: Iterable[str]) -> str:
+    """Regular expression that refuses `<name>.json` of each of the names, and takes no text."""
+    sealed = "|".join(map(re.escape, names))
+    return rf"(?!(?:{sealed})\.json)" if sealed else ""

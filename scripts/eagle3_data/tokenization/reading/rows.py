@@ -1,0 +1,133 @@
+"""What a row of a source becomes on its way to a sample, and the two ways in which it can fail. Standard
+library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+REASONS = {
+    "bad-row": "the row cannot be read as its layout says",
+    "not-drawn": "left out by the source's weight",
+    "empty": "there is no turn, or no turn of the assistant says anything",
+    "no-assistant-turn": "there is no turn of the assistant to train on",
+    "template-refused": "the target's chat template raised an error",
+    "history-rewritten": (
+        "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be"
+        " proved"
+    ),
+    "unclear-turn": "which part of the formatted text is the assistant's cannot be told for certain",
+    "text-mismatch": "the trained tokens would not read as the assistant's text",
+    "outside-vocabulary": "a token id that the target model has no embedding for",
+    "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",
+    "too-long": "longer than tokenization.max_length",
+    "duplicate": "the same token ids came before",
+    "near-duplicate": "almost the same turns came before",
+}
+"""Reason codes of the ledger, and what they mean."""
+
+
+class BadRowError(Exception):
+    """The row does not have the form that its layout promises: an error, or with `on_bad_row: drop` a
+    fate."""
+
+
+class DropError(Exception):
+    """The row is well-formed and cannot be trained on. `reason` is a key of REASONS, `detail` says where."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as its reader found it. `place` is for people ("line 12"); `text` is JSON still to be parsed,
+    else `value` is the row.
+
+    `fault`: why the reader could not make a value of it.
+    """
+
+    source: int
+    index: int
+    place: str
+    text: bytes | str | None = None
+    value: Any = None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages in OpenAI's form: roles system, user, assistant and tool; content a string, None only beside
+    tool calls."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FormattedText:
+    """A conversation to which the chat template has been applied already, or plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRow:
+    """Token ids [T] and their loss mask [T] of 0 and 1, made elsewhere. `whole`: the row has no mask, so all
+    of it is trained."""
+
+    ids: list[int]
+    mask: bytes
+    whole: bool = False
+
+
+Content = Conversation | FormattedText | TokenizedRow
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A row of the training set. `ids` are little-endian int32, `mask` one byte a token; `key` addresses the
+    hidden states."""
+
+    suffix: str
+    key: str
+    ids: bytes
+    mask: bytes
+    truncated: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return len(self.mask)
+
+    @property
+    def trained_tokens(self) -> int:
+        return self.mask.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Why a sample, or with an empty suffix a whole row, was dropped."""
+
+    suffix: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one row: samples, or why there are none.
+
+    `error` tells where and why a row is bad, for a run that stops there. `signature` is the row's MinHash, if
+    near duplicates are looked for. `whole`: token ids that came without a mask.
+    """
+
+    source: int
+    index: int
+    file_id: str = ""
+    samples: tuple[Sample, ...] = ()
+    dropped: tuple[Drop, ...] = ()
+    error: str = ""
+    signature: Any = None
+    whole: bool = False
