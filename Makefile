@@ -4,7 +4,7 @@
 ACCELERATOR ?= cpu
 PYTHON ?= python3
 
-.PHONY: help extract slurm-demo test test-fast lint environment development documentation
+.PHONY: help extract slurm-demo test test-fast test-nightly lint environment development documentation
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make slurm-demo     the same as jobs of a real SLURM cluster, brought up for it on this machine (root, Debian)'
 	@echo 'make test           lint and all tests, the slow ones (real vLLM, real Snakemake) included'
 	@echo 'make test-fast      the tests that take seconds'
+	@echo 'make test-nightly   the tests too long for every run: full-size canaries, eight workers, large data'
 	@echo 'make lint           formatting, style, types, generated files'
 	@echo 'make documentation  write config/README.md and config/schema.json anew from the configuration classes'
 	@echo 'make environment    set up .venv only'
@@ -26,11 +27,17 @@ slurm-demo: development
 	.venv/bin/python tests/slurm/cluster.py .venv/bin/snakemake --workflow-profile profiles/slurm \
 	    --config run=slurm-demo 'extraction={store: results/slurm-demo-store}' -- extract
 
+# Tests that share an engine or a SLURM cluster are one group (xdist_group), so that no two of them run at once.
+PYTEST = .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
 test: lint
-	.venv/bin/python -m pytest
+	$(PYTEST) -m "not nightly"
 
 test-fast: development
-	.venv/bin/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow and not nightly"
+
+test-nightly: development
+	.venv/bin/python -m pytest -m nightly
 
 lint: development
 	.venv/bin/ruff check

@@ -3,14 +3,18 @@ minute each."""
 
 from __future__ import annotations
 
+import copy
+import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from integration.workflow import FAKE_ENGINE, ROOT, Workflow, conversation, write_jsonl
 
@@ -33,30 +37,48 @@ def build_target(name: str, directory: Path, seed: int = 0) -> Path:
     return directory
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A directory that one of pytest's workers makes and all of them use."""
+    base = factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{directory}.lock"):
+        done = directory.with_suffix(".done")
+        if not done.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            make(directory)
+            done.touch()
+    return directory
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_target("tiny-llama", tmp_path_factory.mktemp("targets") / "tiny-llama")
+    return made_once(tmp_path_factory, "tiny-llama", lambda directory: build_target("tiny-llama", directory))
 
 
 @pytest.fixture(scope="session")
 def tokenized_template(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
     """Ten short conversations in five batches, tokenized and found compatible, for the fake engine."""
-    directory = tmp_path_factory.mktemp("tokenized")
-    write_jsonl(directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
-    workflow = Workflow(directory, fast_config(tiny_llama))
-    run = workflow.run("results/test/compatibility/report.json")
-    assert run.returncode == 0, run.output
-    return workflow
+
+    def make(directory: Path) -> None:
+        workflow = Workflow(directory, fast_config(tiny_llama))
+        write_jsonl(directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
+        run = workflow.run("results/test/compatibility/report.json")
+        assert run.returncode == 0, run.output
+
+    return Workflow(made_once(tmp_path_factory, "tokenized", make), fast_config(tiny_llama))
 
 
 @pytest.fixture(scope="session")
 def finished_template(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Workflow) -> Workflow:
-    workflow = tokenized_template.copy(tmp_path_factory.mktemp("finished") / "run")
-    run = workflow.run("extract")
-    assert run.returncode == 0, run.output
-    assert list(run.passes) == ["001/0"]
-    assert workflow.targets() == sorted(workflow.batches())
-    return workflow
+    def make(directory: Path) -> None:
+        workflow = tokenized_template.copy(directory)
+        run = workflow.run("extract")
+        assert run.returncode == 0, run.output
+        assert list(run.passes) == ["001/0"]
+        assert workflow.targets() == sorted(workflow.batches())
+
+    directory = made_once(tmp_path_factory, "finished", make)
+    return Workflow(directory, copy.deepcopy(tokenized_template.config))
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from eagle3_data.validation.head import read_head
 from integration.workflow import ROOT, Workflow
 from model_configs import DEEPSEEK_V3, KIMI_K2_5, LLAMA_3_1_70B, write_target
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("vllm")]
 
 VLLM = "eagle3_data.engines.vllm.engine:VllmEngine"
 SMALL_LLAMA = {
@@ -100,6 +100,7 @@ def crowded_s() -> float:
     return int(pressure.read_text().split()[4].removeprefix("total=")) / 1e6 if pressure.exists() else 0.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "config"), [("Kimi-K2.5", KIMI_K2_5), ("DeepSeek-V3", DEEPSEEK_V3)])
 def test_a_full_size_architecture_passes_on_real_vllm_within_two_minutes(tmp_path, name, config):
     """Two minutes of the processor, and of the clock, but for what others on the same cores make it wait."""

@@ -50,6 +50,7 @@ def test_a_sample_that_kills_the_engine_fails_alone_and_the_rest_completes(fast:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.xdist_group("vllm")
 def test_real_vllm_loses_only_the_sample_that_kills_it_the_one_it_cannot_write_and_the_one_that_is_too_long(
     fast: Workflow,
 ) -> None:

@@ -11,7 +11,8 @@ import pytest
 from integration.fixtures import SHARED_DATA, demo_config
 from integration.workflow import Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # 640,000 tokens through real vLLM
+# 640,000 tokens through real vLLM.
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="needs the real conversations in ../shared/data")

@@ -12,7 +12,7 @@ import torch
 from integration.parity import compare
 from integration.workflow import Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("vllm")]
 
 DEMO_LAYERS = [2, 4, 5, 8]
 

@@ -25,7 +25,7 @@ from integration.workflow import Workflow, conversation, wait_for, write_jsonl
 
 pytestmark = pytest.mark.slow
 
-RUNS_AT_RANDOM = 30
+RUNS_AT_RANDOM = 8
 HALF = 3
 """Samples that a pass has committed when it is stopped, of ten in five batches."""
 

@@ -13,7 +13,7 @@ from integration.fixtures import build_target, demo_config
 from integration.parity import compare
 from integration.workflow import Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # eight workers on two cores are slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("vllm")]
 
 LAYERS = [2, 4, 5, 8]
 
@@ -65,6 +65,7 @@ def test_two_workers_and_layer_ids_in_speculators_counting_give_the_same_layers(
     assert min(error for one in compared for error in one.neighbours()) > 0.2
 
 
+@pytest.mark.nightly  # eight workers on two cores are slow
 def test_eight_workers_are_one_job(tiny_kimi: Path, tmp_path: Path) -> None:
     workflow, ledger = validated(tmp_path, tiny_kimi, "off", rows=6, tensor_parallel=8)
     engine_log = workflow.log("extract_pass/001/0.engine.log")

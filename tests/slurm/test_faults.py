@@ -16,6 +16,7 @@ from slurm.workflow import HALF, SlurmWorkflow
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible())),
 ]
 

@@ -13,6 +13,7 @@ from slurm.workflow import SlurmWorkflow
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("slurm"),
     pytest.mark.timeout(1800),
     pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible())),
 ]

@@ -7,32 +7,14 @@ from collections.abc import Iterator
 from itertools import groupby
 
 import numpy as np
-from jinja2 import Environment
 
 from eagle3_data.hashing import hash_bytes
+from eagle3_data.pages import render_page
 from eagle3_data.tokenization.encoder import Backend
 from eagle3_data.tokenization.placement import PlacedSample
 
 SHOWN_SAMPLES = 12
 SHOWN_TOKENS = 3000
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Tokenized samples</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f4; padding: .8rem; border-radius: 6px; color: #666 }
-mark { background: #bfe8c5; color: #06340f } mark:nth-of-type(even) { background: #a5dcae }
-h2 { font-size: 1rem; margin-bottom: .2rem } p { margin: .2rem 0 }
-</style></head><body>
-<h1>Tokenized samples</h1>
-<p>{{ shown }} of {{ total }} samples, chosen by a hash. <mark>Green</mark> tokens are trained, one shade a token; grey ones are context only.</p>
-{% for sample in samples %}
-<h2>{{ sample.name }}</h2>
-<p>{{ sample.tokens }} tokens, {{ sample.trained }} trained{{ ", " + sample.split }}{{ ", cut at the length limit" if sample.truncated }}</p>
-<pre>{% for trained, text in sample.pieces %}{% if trained %}<mark>{{ text }}</mark>{% else %}{{ text }}{% endif %}{% endfor %}{{ " …" if sample.longer }}</pre>
-{% endfor %}
-</body></html>
-"""
 
 
 class SampleView:
@@ -65,10 +47,8 @@ class SampleView:
             }
             for _, _, placed in sorted(self._kept, reverse=True)
         ]
-        return (
-            Environment(autoescape=True)
-            .from_string(PAGE)
-            .render(samples=samples, shown=len(samples), total=self._total)
+        return render_page(
+            "samples.html.jinja", title="Tokenized samples", samples=samples, total=self._total
         )
 
 

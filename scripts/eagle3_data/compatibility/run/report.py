@@ -7,10 +7,9 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment
-
 from eagle3_data.cli import say
 from eagle3_data.findings import Finding, Findings
+from eagle3_data.pages import render_page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,28 +18,6 @@ WIDTH = 118
 WORDS = {"fail": "FAIL", "warn": "WARN", "unknown": "?"}
 COLOURS = {"fail": "bold red", "warn": "yellow", "unknown": "cyan"}
 PHRASES = {"fail": "failing", "warn": "to watch", "unknown": "not to be judged from source"}
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-article { border-left: 4px solid #aaa; padding: .2rem 1rem; margin: 1rem 0 } article.fail { border-color: #c0392b } article.warn { border-color: #d99a00 }
-h2 { font-size: 1rem; margin: 0 } p { margin: .2rem 0 } dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; margin: .2rem 0 }
-dt { color: #666 } dd { margin: 0; overflow-wrap: anywhere }
-</style></head><body>
-<h1>{{ title }}</h1>
-<p><strong>{{ verdict }}</strong></p>
-<dl>{% for name, value in subject.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-{% for finding in findings %}
-<article class="{{ finding.level }}">
-<h2>{{ words[finding.level] }} {{ "(accepted) " if finding.accepted }}{{ finding.id }}</h2>
-<p>{{ finding.title }}</p>
-<dl>{% for name, value in details(finding) if value %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-</article>
-{% endfor %}
-</body></html>
-"""
 
 
 def show(result: Findings, title: str) -> None:
@@ -90,8 +67,8 @@ def render(result: Findings, title: str) -> str:
 def render_html(result: Findings, title: str) -> str:
     """The same as a page of its own; every text is escaped, since titles quote what checkpoints and logs
     say."""
-    page = Environment(autoescape=True).from_string(PAGE)
-    return page.render(
+    return render_page(
+        "findings.html.jinja",
         title=title,
         verdict=verdict(result),
         subject=result.subject,
