@@ -130,6 +130,26 @@ def file_fingerprint(path: Path) -> str:
     return hash_bytes(*parts)
 
 
+def fingerprint_of(directory: str | Path) -> str:
+    """What identifies the checkpoint in `directory`: its config.json, weights and Python code, wherever it
+    lies. Reads up to 16 MiB a weight file over 64 MiB. Raises InputError.
+
+    Two directories of one fingerprint give the same hidden states; a directory whose fingerprint changed is
+    another model.
+    """
+    directory = Path(directory)
+    config = read_model_config(directory)
+    files = weight_files(directory)
+    code = sorted(directory.glob("*.py"))
+    return hash_json(
+        {
+            "config": {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS},
+            "weights": [[file.name, file.stat().st_size, file_fingerprint(file)] for file in files],
+            "code": [[file.name, hash_bytes(file.read_bytes())] for file in code],
+        }
+    )
+
+
 def describe_target(path: str) -> TargetDescription:
     """Describe the checkpoint in directory `path`. Raises InputError naming what is missing and what to
     do."""
@@ -152,7 +172,6 @@ def describe_target(path: str) -> TargetDescription:
             f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files"
             " there"
         )
-    code = sorted(directory.glob("*.py"))
     architectures = architectures_of(config) or ["unknown"]
     quantization = text.get("quantization_config") or config.get("quantization_config") or {}
     return TargetDescription(
@@ -167,11 +186,5 @@ def describe_target(path: str) -> TargetDescription:
         quantization=str(quantization.get("quant_method", "none")),
         weights_bytes=sum(file.stat().st_size for file in files),
         needs_remote_code="auto_map" in config,
-        fingerprint=hash_json(
-            {
-                "config": {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS},
-                "weights": [[file.name, file.stat().st_size, file_fingerprint(file)] for file in files],
-                "code": [[file.name, hash_bytes(file.read_bytes())] for file in code],
-            }
-        ),
+        fingerprint=fingerprint_of(directory),
     )
