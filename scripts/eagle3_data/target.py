@@ -1,14 +1,14 @@
-"""What the workflow must know of the target model, read from its checkpoint directory alone. Standard library
-only.
+"""What the workflow must know of the target model, read from its checkpoint directory alone.
 
-Nothing is loaded: config.json, the names and sizes of the weight files, and hashes of blocks of them. So this
-takes seconds for a checkpoint of any size, and every fault of a checkpoint that can be seen on the disk is
-named here.
+Nothing is loaded: config.json, the names, sizes and headers of the weight files, and hashes of blocks of
+them. So this takes seconds for a checkpoint of any size, and every fault of a checkpoint that can be seen on
+the disk is named here.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,23 @@ from typing import Any
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes, hash_json
 from eagle3_data.records import read_json
+from eagle3_data.weights import LARGEST_HEADER, is_lfs_pointer, weight_problems
 
 WHOLE_FILE_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 BLOCKS = 16
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "tekken.json", "vocab.json",
+    "spiece.model",
+)  # fmt: skip
+"""Any of these is a tokenizer that transformers loads; file names or patterns."""
+TOKENIZER_SETTINGS = (
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"
+)  # fmt: skip
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 VOLATILE_CONFIG_KEYS = {"transformers_version", "_name_or_path"}
+SHOWN_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,9 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
     """The class names a config.json gives, its own or those of its language model; may be empty. Raises
     InputError where they are no list of names."""
     given = config.get("architectures") or text_config(config).get("architectures") or []
-    if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
+    if not isinstance(given, list) or not all(
+        isinstance(name, str) and name.isidentifier() for name in given
+    ):
         raise InputError(
             'config.json: architectures must be a list of class names, such as ["LlamaForCausalLM"], not'
             f" {given!r}"
@@ -70,49 +83,119 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
 
 def read_model_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory. Raises InputError."""
-    if not directory.is_dir():
+    try:
+        names = set(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         raise InputError(
             f"target.path: there is no directory {directory}; download the checkpoint there first, or correct"
             " the path"
-        )
+        ) from None
+    except OSError as error:
+        raise _unreadable(directory, error) from error
     path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if "config.json" not in names:
+        if "params.json" in names:
+            raise InputError(
+                f"{directory} is in Mistral's own format (params.json, no config.json), which"
+                " transformers does not read; use the checkpoint in transformers' format, with a config.json"
+            )
         raise InputError(
             f"{directory} has no config.json, so it is no model checkpoint; target.path must be the directory"
             " that holds it"
-        ) from None
-    except (OSError, ValueError) as error:
+        )
+    return read_json_object(path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint. Raises InputError naming the file, what is wrong, and what to do."""
+    if not path.is_file():  # also a pipe, which would be read for ever
+        raise InputError(f"{path} is not a file; download the checkpoint again")
+    try:
+        if is_lfs_pointer(path):
+            raise InputError(f"{path} is a git-lfs pointer, not the file itself; run `git lfs pull`")
+        value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair can be written nowhere
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON; download the checkpoint again") from error
-    if not isinstance(config, dict):
+    if not isinstance(value, dict):
         raise InputError(f"{path} does not hold a JSON object; download the checkpoint again")
-    return config
+    return value
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read ({error.strerror}); check its permissions")
+
+
+def read_weight_map(directory: Path) -> dict[str, str] | None:
+    """The index of a checkpoint: the weight file of each tensor by its name; None where there is no index.
+    Raises InputError."""
+    path = directory / INDEX
+    if not os.path.lexists(path):
+        return None
+    weight_map = read_json_object(path).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) and name for name in weight_map.values())
+    ):
+        raise InputError(
+            f"{path}: weight_map must name the weight file of each tensor; download the index again"
+        )
+    return weight_map
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The checkpoint's safetensors files in name order. Raises InputError if a file its index names is absent
     or empty."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"{index} cannot be read; download the checkpoint again") from error
-        files = [directory / name for name in names]
-    else:
+    weight_map = read_weight_map(directory)
+    if weight_map is None:
         files = sorted(directory.glob("*.safetensors"))
+    else:
+        files = [directory / name for name in sorted(set(weight_map.values()))]
     if not files:
         raise InputError(
             f"{directory} holds no safetensors weights; convert the checkpoint to safetensors first"
         )
-    if bad := [file.name for file in files if not file.is_file() or file.stat().st_size < 10]:
-        told = ", ".join(bad[:5]) + (" ..." if len(bad) > 5 else "")
+    if bad := [file.name for file in files if not os.path.isfile(file) or file.stat().st_size < 10]:
         raise InputError(
             f"{directory}: {len(bad)} of {len(files)} weight files are missing or empty, download them again:"
-            f" {told}"
+            f" {_first_of(bad, ', ')}"
         )
     return files
+
+
+def check_weights(directory: Path) -> None:
+    """Raises InputError naming each weight file that is cut short, damaged, or not what the index says."""
+    if problems := weight_problems(weight_files(directory), read_weight_map(directory)):
+        raise InputError(f"{directory}: {_first_of(problems, '; ')}; download what is named here again")
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """Raises InputError where there is no tokenizer, or a file of it cannot be read."""
+    found = [path for pattern in TOKENIZER_FILES for path in sorted(directory.glob(pattern))]
+    if not found:
+        raise InputError(
+            f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files"
+            " there"
+        )
+    settings = (directory / name for name in TOKENIZER_SETTINGS)
+    for path in (*found, *(path for path in settings if os.path.lexists(path))):
+        if path.suffix == ".json":
+            read_json_object(path)
+            continue
+        try:
+            if not path.is_file() or not path.stat().st_size:
+                raise InputError(f"{path} is empty or no file; download the checkpoint again")
+            if is_lfs_pointer(path):
+                raise InputError(f"{path} is a git-lfs pointer, not the file itself; run `git lfs pull`")
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+
+def _first_of(texts: list[str], separator: str) -> str:
+    return separator.join(texts[:SHOWN_PROBLEMS]) + (" ..." if len(texts) > SHOWN_PROBLEMS else "")
 
 
 def file_fingerprint(path: Path) -> str:
@@ -123,7 +206,7 @@ def file_fingerprint(path: Path) -> str:
         if size <= WHOLE_FILE_BYTES:
             return hash_bytes(file.read())
         header = file.read(8)
-        parts = [header, file.read(min(int.from_bytes(header, "little"), size))]
+        parts = [header, file.read(min(int.from_bytes(header, "little"), size, LARGEST_HEADER))]
         for block in range(BLOCKS):
             file.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1))
             parts.append(file.read(BLOCK_BYTES))
@@ -139,52 +222,72 @@ def fingerprint_of(directory: str | Path) -> str:
     """
     directory = Path(directory)
     config = read_model_config(directory)
-    files = weight_files(directory)
-    code = sorted(directory.glob("*.py"))
-    return hash_json(
-        {
-            "config": {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS},
-            "weights": [[file.name, file.stat().st_size, file_fingerprint(file)] for file in files],
-            "code": [[file.name, hash_bytes(file.read_bytes())] for file in code],
-        }
-    )
+    try:
+        weights = [
+            [file.name, file.stat().st_size, file_fingerprint(file)] for file in weight_files(directory)
+        ]
+        code = [[file.name, hash_bytes(file.read_bytes())] for file in sorted(directory.glob("*.py"))]
+    except OSError as error:
+        raise _unreadable(Path(error.filename or directory), error) from error
+    kept = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS}
+    return hash_json({"config": kept, "weights": weights, "code": code})
 
 
 def describe_target(path: str) -> TargetDescription:
-    """Describe the checkpoint in directory `path`. Raises InputError naming what is missing and what to
-    do."""
+    """Describe the checkpoint in directory `path`. Raises InputError naming what is wrong and what to do."""
+    if not path:
+        raise InputError("target.path is empty; set it to the checkpoint's directory")
     directory = Path(path)
     config = read_model_config(directory)
     text = text_config(config)
-    absent = [
-        key
-        for key in ("num_hidden_layers", "hidden_size", "vocab_size")
-        if not isinstance(text.get(key), int)
-    ]
-    if absent:
-        raise InputError(
-            f"{directory}/config.json lacks {', '.join(absent)} (looked in text_config where there is one);"
-            " this is not a decoder language model's checkpoint"
-        )
-    files = weight_files(directory)
-    if not any((directory / name).exists() for name in TOKENIZER_FILES):
-        raise InputError(
-            f"{directory} has no tokenizer ({', '.join(TOKENIZER_FILES)}); copy the model's tokenizer files"
-            " there"
-        )
+    layers, hidden_size, vocab_size = (_size(directory, text, key) for key in SIZES)
     architectures = architectures_of(config) or ["unknown"]
-    quantization = text.get("quantization_config") or config.get("quantization_config") or {}
+    check_tokenizer_files(directory)
+    check_weights(directory)
     return TargetDescription(
         path=str(path),
         architecture=architectures[0],
         text_architecture=(architectures_of(text) or architectures)[0],
         model_type=str(config.get("model_type", "unknown")),
-        num_hidden_layers=text["num_hidden_layers"],
-        hidden_size=text["hidden_size"],
-        vocab_size=text["vocab_size"],
-        max_position_embeddings=int(text.get("max_position_embeddings") or 0),
-        quantization=str(quantization.get("quant_method", "none")),
-        weights_bytes=sum(file.stat().st_size for file in files),
+        num_hidden_layers=layers,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        max_position_embeddings=max_positions(text),
+        quantization=_quantization(config),
+        weights_bytes=sum(file.stat().st_size for file in weight_files(directory)),
         needs_remote_code="auto_map" in config,
         fingerprint=fingerprint_of(directory),
     )
+
+
+def _size(directory: Path, text: dict[str, Any], key: str) -> int:
+    value = text.get(key)
+    if value is None:
+        raise InputError(
+            f"{directory}/config.json lacks {key} (looked in text_config where there is one); this is not a"
+            " decoder language model's checkpoint"
+        )
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{directory}/config.json: {key} must be a whole number from 1 on, not {value!r}")
+    return value
+
+
+def max_positions(text: dict[str, Any]) -> int:
+    """`max_position_embeddings` of a language model's configuration, 0 where it does not say. Raises
+    InputError."""
+    value = text.get("max_position_embeddings") or 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(f"config.json: max_position_embeddings must be a whole number, not {value!r}")
+    return value
+
+
+def _quantization(config: dict[str, Any]) -> str:
+    given = text_config(config).get("quantization_config") or config.get("quantization_config") or {}
+    if not isinstance(given, dict):
+        raise InputError(
+            f"config.json: quantization_config must be an object with quant_method, not {given!r}; take"
+            " config.json from where the checkpoint comes from"
+        )
+    return str(given.get("quant_method", "none"))

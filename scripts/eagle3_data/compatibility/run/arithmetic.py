@@ -3,6 +3,7 @@ Standard library only."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from eagle3_data.findings import Finding
 from eagle3_data.layers import layer_problems
-from eagle3_data.target import text_config
+from eagle3_data.target import max_positions, text_config
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 TIGHT_SHARE = 0.1
@@ -80,10 +81,15 @@ def positions_of(model_config: dict[str, Any]) -> int:
     vLLM versions.
     """
     text = text_config(model_config)
-    given = int(text.get("max_position_embeddings") or 0)
+    given = max_positions(text)
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        return given
     factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings") or given
-    return max(given, int(original * factor)) if isinstance(factor, int | float) else given
+    if not isinstance(factor, int | float) or not isinstance(original, int | float):
+        return given
+    stretched = original * factor
+    return max(given, int(stretched)) if math.isfinite(stretched) else given
 
 
 def check_tensor_parallel(model_config: dict[str, Any], tensor_parallel: int) -> list[Finding]:
