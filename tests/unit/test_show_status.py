@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from eagle3_data.hashing import batch_fingerprint
-from eagle3_data.passes.lease import SILENT_S, this_process
+from eagle3_data.passes.lease import SILENT_S
 from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
 
 SCRIPT = Path(__file__).parents[2] / "scripts/show_status.py"

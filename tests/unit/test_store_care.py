@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data.extraction.identity import ExtractionIdentity
-from eagle3_data.passes.lease import this_process
+from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store

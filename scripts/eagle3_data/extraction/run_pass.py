@@ -30,11 +30,12 @@ from eagle3_data.extraction.identity import ExtractionIdentity, identify_extract
 from eagle3_data.extraction.proof import prove_devices, prove_engine
 from eagle3_data.passes.feeding import Feeding
 from eagle3_data.passes.flight import Flight
-from eagle3_data.passes.lease import Lease, is_alive, this_process
+from eagle3_data.passes.lease import Lease
 from eagle3_data.passes.outcomes import Outcomes, rejected_path
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
+from eagle3_data.processes import is_alive, this_process
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.samples import SampleFile

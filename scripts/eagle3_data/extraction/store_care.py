@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import InputError, headline
-from eagle3_data.passes.lease import is_alive, is_live
+from eagle3_data.passes.lease import is_live
 from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.processes import is_alive
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json
 from eagle3_data.samples import SampleFile

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,36 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.cli import say
+from eagle3_data.processes import is_gone, this_process
 from eagle3_data.records import find_json, write_json
 from eagle3_data.store import ABANDONED_S
 
 BEAT_S = 5.0
 SILENT_S = 60.0
 POLL_S = 1.0
-
-
-def this_process() -> dict[str, Any]:
-    """What tells this process from all others, on this machine or another."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "pid_started": _start_time(os.getpid()),
-        "kernel": _kernel(),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-    }
-
-
-def is_alive(process: dict[str, Any]) -> bool | None:
-    """Whether the process of a record still runs; None where it cannot be told from here: it ran on another
-    machine, before this one was started, or in another container."""
-    return (
-        _start_time(process["pid"]) == process["pid_started"] if process.get("kernel") == _kernel() else None
-    )
-
-
-def is_gone(process: dict[str, Any]) -> bool:
-    """Whether the process of a record ran on this machine and does not any more."""
-    return is_alive(process) is False
 
 
 def is_live(path: Path, record: dict[str, Any]) -> bool:
@@ -60,25 +36,6 @@ def is_live(path: Path, record: dict[str, Any]) -> bool:
         return not is_gone(record) and time.time() - path.stat().st_mtime < SILENT_S
     except FileNotFoundError:  # it has just ended
         return False
-
-
-def _kernel() -> str:
-    """This boot of this machine, and this process namespace: where a process number means something."""
-    return (
-        f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
-        f" {os.readlink('/proc/self/ns/pid')}"
-    )
-
-
-def _start_time(pid: int) -> str | None:
-    """Field 22 of /proc/<pid>/stat, None for a process that is dead or a zombie."""
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
 
 
 class Lease:
