@@ -14,6 +14,7 @@ sys.path.insert(0, SCRIPTS)
 try:
     from eagle3_data.config import load_config, sections_json
     from eagle3_data.errors import ConfigError
+    from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
 except ImportError as error:
     raise WorkflowError(
@@ -24,6 +25,10 @@ try:
     CONFIG = load_config(config)
 except ConfigError as error:
     raise WorkflowError(str(error))
+
+# Inherited by every job, on other machines, too: those read this file again.
+if CONFIG.private:
+    os.umask(PRIVATE_UMASK)
 
 RESULTS = f"results/{CONFIG.run}"
 LOGS = f"logs/{CONFIG.run}"

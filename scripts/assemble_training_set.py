@@ -21,6 +21,7 @@ from eagle3_data.assembly.speculators import (
 )
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.extraction.identity import identify_extraction
+from eagle3_data.modes import follow_umask
 from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
@@ -68,6 +69,7 @@ def main() -> None:
     building = Path(
         tempfile.mkdtemp(dir=arguments.output.parent, prefix=f".{arguments.output.name}.", suffix=".part")
     )
+    follow_umask(building)
     rows = write_rows(samples, building, without)
     ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
     write_token_frequencies(counts.frequencies, building)

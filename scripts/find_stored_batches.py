@@ -26,7 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     extraction = load_section(arguments.config, "extraction", Extraction)
     identity = identify_extraction(TargetDescription.read(arguments.results / "target.json"), extraction)
-    keys = Store(extraction.store, identity.extraction_id).keys()
+    store = Store(extraction.store, identity.extraction_id)
     samples = SampleFile(arguments.results / "tokens/samples.parquet")
     facts = {
         "pass": arguments.pass_number,
@@ -36,17 +36,19 @@ def main() -> None:
     }
     paths = ExtractionPaths(arguments.results / "extraction")
     outcomes = Outcomes(paths, arguments.pass_number, facts, {})
-    for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):
-        names = samples.names(entry["row_group"])
-        fingerprint = identity.batch_fingerprint(entry["fingerprint"])
-        if any(name.key not in keys for name in names):
-            continue
-        if is_recorded(paths, batch, fingerprint, arguments.pass_number):
-            outcomes.known_complete(batch, fingerprint, names)
-        else:
-            outcomes.open_batch(batch, fingerprint, names, set())
-    outcomes.finish(None)
-    write_json(arguments.ledger, {**facts, "failure": None, "batches": outcomes.batches()})
+    with store.in_use():  # until the records say what must not be deleted
+        keys = store.keys()
+        for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):
+            names = samples.names(entry["row_group"])
+            fingerprint = identity.batch_fingerprint(entry["fingerprint"])
+            if any(name.key not in keys for name in names):
+                continue
+            if is_recorded(paths, batch, fingerprint, arguments.pass_number):
+                outcomes.known_complete(batch, fingerprint, names)
+            else:
+                outcomes.open_batch(batch, fingerprint, names, set())
+        outcomes.finish(None)
+        write_json(arguments.ledger, {**facts, "failure": None, "batches": outcomes.batches()})
     cli.say(f"{len(outcomes.batches())} batches are complete in the store")
 
 

@@ -1,4 +1,4 @@
-"""What every script shares: private files, readable errors, an exit code. Standard library only."""
+"""What every script shares: readable errors, an exit code. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from eagle3_data.errors import NO_ROOM, Eagle3DataError, StorageError, causes_of, errno_of, headline
+from eagle3_data.places import UNUSABLE, explain_unusable
 
 
 def run(main: Callable[[], None]) -> NoReturn:
@@ -19,7 +20,6 @@ def run(main: Callable[[], None]) -> NoReturn:
     An error of this package is shown by its message alone, since the message says what to do; any other error
     is a fault of ours or of a library and is shown with its traceback.
     """
-    os.umask(0o077)
     faulthandler.enable()
     try:
         main()
@@ -32,6 +32,9 @@ def run(main: Callable[[], None]) -> NoReturn:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  the last place where it can be explained
+        if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
+            print(f"{StorageError.__name__}: {explain_unusable(error)}", file=sys.stderr)
+            sys.exit(1)
         traceback.print_exc()
         if errno_of(error) in NO_ROOM:
             print(

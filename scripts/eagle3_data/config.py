@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from eagle3_data.errors import ConfigError
 from eagle3_data.findings import IDS
+from eagle3_data.modes import PRIVATE_UMASK
 
 
 class Section(BaseModel):
@@ -409,6 +411,13 @@ class Config(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="Name of the run: results/<run>, logs/<run>.",
     )
+    private: bool = Field(
+        False,
+        description=(
+            "Whether only you may read what is written from now on: store, results and logs. Otherwise the"
+            " umask decides, as for any program."
+        ),
+    )
     target: Target
     data: Data
     tokenization: Tokenization = Tokenization()
@@ -501,4 +510,6 @@ def load_section(argument: str, name: str, cls: type[AnySection]) -> AnySection:
         raise ConfigError(f"{place} cannot be read as YAML or JSON") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{place} must hold a mapping of sections")
+    if values.get("private") is True:  # a whole file, for a script that is run by hand
+        os.umask(PRIVATE_UMASK)
     return validate(cls, values.get(name, {}), f"section `{name}` of {place}")

@@ -13,15 +13,21 @@ writer left is found without a look at the shelves. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
 import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from eagle3_data.cli import say
+from eagle3_data.errors import NO_ROOM, StorageError
+from eagle3_data.places import check_directory, explained
 from eagle3_data.records import find_json, read_json, write_json
 
 OWNER = "owner.json"
@@ -29,6 +35,11 @@ OWNER = "owner.json"
 seconds."""
 ABANDONED_S = 900.0
 """What nobody has renewed for so long was left by a process that is gone, wherever it ran."""
+SETTING = "extraction.store"
+LOCK = ".lock"
+"""In a shelf: held while a sample is committed or taken out. In the store itself: shared by all that rely on
+its samples, held alone by what deletes them."""
+POLL_S = 0.2
 
 
 class Store:
@@ -43,6 +54,20 @@ class Store:
 
     def sidecar_path(self, key: str) -> Path:
         return self.directory / key[:2] / f"{key}.json"
+
+    def prepare(self) -> None:
+        """Make the store's directory and see that samples can be written to every part of it. Raises
+        StorageError."""
+        with explained(self.directory, SETTING):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for place in (self.directory, *self._subdirectories()):
+                check_directory(place, writable=True, setting=SETTING)
+            try:
+                with tempfile.TemporaryFile(dir=self.directory):
+                    pass
+            except OSError as error:
+                if error.errno not in NO_ROOM:  # that has an end; a pass waits for none, and says so itself
+                    raise
 
     def open_incoming(self, writer: str, owner: dict[str, Any]) -> Path:
         """Make the folder where `writer` (a pass and stripe) has its engine put states before they are
@@ -86,12 +111,22 @@ class Store:
         return self.states_path(key).exists() and self.sidecar_path(key).exists()
 
     def keys(self) -> set[str]:
-        """The keys of all samples in the store, from its directory listings alone."""
-        return {key for shelf in self._shelves() for key in _keys_of(shelf)}
+        """The keys of all samples in the store, from its directory listings alone. Raises StorageError where
+        they cannot be read: a store of somebody else's must not look empty."""
+        with explained(self.directory, SETTING):
+            return {key for shelf in self.shelves() for key in _keys_of(shelf)}
 
-    def _shelves(self) -> Iterator[Path]:
-        if self.directory.is_dir():
-            yield from (path for path in self.directory.iterdir() if len(path.name) == 2)
+    def shelves(self) -> list[Path]:
+        return [path for path in self._entries() if len(path.name) == 2]
+
+    def _subdirectories(self) -> list[Path]:
+        return [path for path in self._entries() if len(path.name) == 2 or path.is_dir()]
+
+    def _entries(self) -> list[Path]:
+        try:
+            return sorted(self.directory.iterdir())
+        except FileNotFoundError:
+            return []
 
     def read_sidecar(self, key: str) -> dict[str, Any]:
         """Raises InputError where there is none."""
@@ -102,7 +137,7 @@ class Store:
         first."""
         with open(states, "rb") as file:
             os.fsync(file.fileno())
-        with self._locked(key):
+        with self.locked(key):
             if self.holds(key):
                 states.unlink()
                 return False
@@ -113,35 +148,102 @@ class Store:
             return True
 
     @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def locked(self, key: str) -> Iterator[None]:
         """Alone with a shelf, among threads, processes and, where the file system passes locks on, machines.
         The kernel frees the lock of a process that dies."""
-        lock = self.directory / key[:2] / ".lock"
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with open(lock, "wb") as file:
+        shelf = self.directory / key[:2]
+        shelf.mkdir(parents=True, exist_ok=True)
+        with _open_lock(shelf / LOCK) as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    @contextlib.contextmanager
+    def in_use(self, stop: threading.Event | None = None) -> Iterator[None]:
+        """What is in the store stays there: nothing is deleted while this is held by anyone. Waits for the
+        end of a deletion, unless `stop` is set."""
+        try:
+            lock = _open_lock(self.directory / LOCK)
+        except OSError:  # no store yet, or one that is only read
+            yield
+            return
+        with lock as file:
+            waits = False
+            while not (stop and stop.is_set()):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not waits:
+                        say(f"store.py gc is deleting samples from {self.directory}; waiting for its end")
+                    waits = True
+                    time.sleep(POLL_S)
+                except OSError:  # a file system without locks
+                    break
+            yield
+
+    @contextlib.contextmanager
+    def without_users(self) -> Iterator[None]:
+        """For deleting: nobody else relies on the store until the end of the block. Raises StorageError where
+        somebody does now."""
+        with explained(self.directory, SETTING):
+            lock = _open_lock(self.directory / LOCK)
+        with lock as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(
+                    f"{self.directory} is in use by {self._users()}; nothing is deleted before that has ended"
+                ) from None
+            except OSError:
+                say(f"{self.directory} is on a file system without locks: start no run before this has ended")
+            yield
+
+    def _users(self) -> str:
+        owners = [find_json(path) for path in sorted(self.directory.glob(f"incoming/*/{OWNER}"))]
+        told = [f"process {owner['pid']} on {owner['host']}" for owner in owners if owner]
+        return ", ".join(told) or "another program of this workflow"
+
     def quarantine(self, key: str, reason: str) -> None:
         """Take a rejected sample out of the store, kept aside with the reason, so that the next pass extracts
-        it anew."""
+        it again."""
         place = self.directory / "quarantine"
         place.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S")
-        write_json(place / f"{key}.{stamp}.reason.json", {"key": key, "reason": reason})
-        for path in (self.states_path(key), self.sidecar_path(key)):
-            if path.exists():
-                os.replace(path, place / f"{key}.{stamp}{path.suffix}")
+        with self.locked(key):
+            write_json(place / f"{key}.{stamp}.reason.json", {"key": key, "reason": reason})
+            for path in (self.states_path(key), self.sidecar_path(key)):
+                if path.exists():
+                    os.replace(path, place / f"{key}.{stamp}{path.suffix}")
+
+
+def check_root(root: str | os.PathLike[str]) -> None:
+    """Raises StorageError where there can be no store at `root`, or not one that can be read."""
+    check_directory(Path(root), writable=False, setting=SETTING)
+
+
+def _open_lock(path: Path) -> IO[bytes]:
+    """Network file systems give exclusive locks only to those who may write; elsewhere reading is enough."""
+    try:
+        return open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM) or not path.exists():
+            raise
+        return open(path, "rb", buffering=0)
 
 
 def _keys_of(shelf: Path) -> set[str]:
     names = {entry.name for entry in os.scandir(shelf)}
-    return {
+    keys = {
         name.removesuffix(".safetensors")
         for name in names
         if name.endswith(".safetensors") and f"{name.removesuffix('.safetensors')}.json" in names
     }
+    for key in sorted(keys)[:1]:  # somebody else's are rarely readable in part
+        for path in (shelf / f"{key}.safetensors", shelf / f"{key}.json"):
+            if not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return keys
 
 
 def last_change(path: Path) -> float:

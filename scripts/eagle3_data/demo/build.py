@@ -18,6 +18,7 @@ from eagle3_data.demo.recipe import Recipe
 from eagle3_data.demo.tokenizer import encode_conversations, train_tokenizer
 from eagle3_data.demo.training import WINDOW, make_states_distinct, train
 from eagle3_data.errors import InputError
+from eagle3_data.modes import follow_umask
 from eagle3_data.records import find_json, write_json
 
 TARGETS = {"tiny-llama": "eagle3_data.demo.tiny_llama", "tiny-kimi": "eagle3_data.demo.tiny_kimi"}
@@ -90,6 +91,7 @@ def _appearing(output: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent))
     try:
         yield directory
+        follow_umask(directory)
         if not is_free:
             shutil.rmtree(output)
         os.rename(directory, output)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eagle3_data.errors import ConfigError, describe_exception
+from eagle3_data.modes import follow_umask
 
 CAPTURE_VERSION = 1
 """Part of every extraction id. Raise it when what an engine captures changes its meaning."""
@@ -127,6 +128,7 @@ def publish_states(states_path: str, write: Callable[[str], None]) -> None:
     part = f"{states_path}.part"
     try:
         write(part)
+        follow_umask(part)
         os.replace(part, states_path)
     except Exception as error:  # noqa: BLE001  whatever it is, it belongs to this sample and must reach its record
         failure = describe_exception(error)

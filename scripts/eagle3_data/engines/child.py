@@ -75,7 +75,6 @@ def watch_own_children(channel: Connection) -> None:
 
 
 def main() -> None:
-    os.umask(0o077)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     watch_lifeline()

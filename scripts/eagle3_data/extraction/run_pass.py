@@ -121,7 +121,7 @@ class PassRun:
         self._outcomes = Outcomes(
             self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction
         )
-        self._store.directory.mkdir(parents=True, exist_ok=True)
+        self._store.prepare()
         self._stop = Stop(
             self._store.directory, extraction.disk_reserve_gib * 2**30, extraction.stop_before_end_s
         )
@@ -129,6 +129,10 @@ class PassRun:
 
     def run(self) -> None:
         self._stop.listen()
+        with self._store.in_use(self._stop.now):
+            self._run()
+
+    def _run(self) -> None:
         take_own_devices(self._job.stripe, self._job.extraction.jobs, self._job.extraction.tensor_parallel)
         asked_at = time.monotonic()
         acquired = not self._stop.is_near() and self._lease.acquire(self._stop.now)

@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle3_data.findings import Finding
 from eagle3_data.layers import layer_problems
+from eagle3_data.places import existing_parent
 from eagle3_data.target import max_positions, text_config
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -218,12 +219,6 @@ def check_device_count(tensor_parallel: int, given: int) -> list[Finding]:
             remedy=remedy,
         )
     ]
-
-
-def existing_parent(path: Path) -> Path:
-    """The path, or the nearest directory above it that exists."""
-    path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def stored_bytes(store: Path, enough: int) -> int:
