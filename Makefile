@@ -13,7 +13,7 @@ help:
 	@echo 'make test           lint and all tests, the slow ones (real vLLM, real Snakemake) included'
 	@echo 'make test-fast      the tests that take seconds'
 	@echo 'make test-nightly   the tests too long for every run: full-size canaries, eight workers, large data'
-	@echo 'make lint           formatting, style, types, generated files'
+	@echo 'make lint           formatting, style, types, which module may import which, generated files'
 	@echo 'make documentation  write config/README.md and config/schema.json anew from the configuration classes'
 	@echo 'make environment    set up .venv only'
 	@echo
@@ -43,6 +43,7 @@ lint: development
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	PYTHONPATH=scripts .venv/bin/lint-imports --no-cache
 	.venv/bin/snakefmt --check Snakefile rules
 	.venv/bin/snakemake --lint
 	.venv/bin/python scripts/document_config.py --check

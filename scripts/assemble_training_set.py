@@ -20,7 +20,7 @@ from eagle3_data.assembly.speculators import (
     write_token_frequencies,
 )
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
-from eagle3_data.extraction.identity import identify_extraction
+from eagle3_data.identity import identify_extraction
 from eagle3_data.modes import follow_umask
 from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile

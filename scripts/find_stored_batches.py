@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.config import Extraction, load_section
-from eagle3_data.extraction.identity import identify_extraction
+from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.outcomes import Outcomes, is_recorded
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import read_json, write_json

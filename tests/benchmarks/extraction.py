@@ -240,7 +240,7 @@ def engine_settings(config: str, results: Path, states_root: Path) -> Any:
     """The engine's settings as a pass has them."""
     from eagle3_data.config import Extraction, Target, Tokenization, load_section
     from eagle3_data.engines.base import EngineSettings
-    from eagle3_data.extraction.identity import identify_extraction
+    from eagle3_data.identity import identify_extraction
     from eagle3_data.target import TargetDescription
 
     target, extraction = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3_data.config import Config, Extraction, load_config
-from eagle3_data.extraction.identity import identify_extraction
+from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.forecast import (
     LONGEST_MIN,
     SHORTEST_MIN,

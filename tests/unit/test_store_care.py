@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eagle3_data.extraction.identity import ExtractionIdentity
+from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
 from eagle3_data.states import file_checksum

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
-from eagle3_data.extraction.identity import ExtractionIdentity
 from eagle3_data.hashing import sample_key
+from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.records import write_json
 from eagle3_data.samples import Sample
 from eagle3_data.states import file_checksum

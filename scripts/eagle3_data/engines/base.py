@@ -19,9 +19,6 @@ from typing import Any, Protocol
 from eagle3_data.errors import ConfigError, describe_exception
 from eagle3_data.modes import follow_umask
 
-CAPTURE_VERSION = 1
-"""Part of every extraction id. Raise it when what an engine captures changes its meaning."""
-
 
 @dataclass(frozen=True)
 class EngineSettings:

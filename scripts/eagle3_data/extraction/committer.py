@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle3_data.engines.base import Extracted, Request, error_path
 from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.passes.commits import RejectionError, UnwrittenError
 from eagle3_data.states import file_checksum, number_problems, open_states, structure_problems
 from eagle3_data.store import Store
 
@@ -29,21 +30,8 @@ class Expected:
     dtype: str
 
 
-class RejectionError(SampleError):
-    """A sample whose failure is already described, by the process in which it happened."""
-
-    def __init__(self, failure: dict[str, Any]) -> None:
-        super().__init__(failure["message"])
-        self.failure = failure
-
-
-class UnwrittenError(EngineError):
-    """The engine died after it had computed a sample and before it had written it: nothing is wrong with the
-    sample."""
-
-
-class Committer:
-    """Commits samples of one pass into `store`."""
+class StatesCommitter:
+    """Commits the states of one pass's samples into `store`."""
 
     def __init__(
         self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float

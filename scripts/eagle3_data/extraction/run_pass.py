@@ -25,9 +25,9 @@ from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError, describe_situation
-from eagle3_data.extraction.committer import Committer, Expected
-from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
+from eagle3_data.extraction.committer import Expected, StatesCommitter
 from eagle3_data.extraction.proof import prove_devices, prove_engine
+from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.feeding import Feeding
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.lease import Lease
@@ -309,10 +309,10 @@ class PassRun:
         self._canary, self._failure = proof.findings, proof.failure
         return proof.holds
 
-    def _committer(self) -> Committer:
+    def _committer(self) -> StatesCommitter:
         job = self._job
         expected = Expected(job.identity.layers, job.description.hidden_size, job.extraction.dtype)
-        return Committer(self._store, expected, self._provenance, job.extraction.write_timeout_s)
+        return StatesCommitter(self._store, expected, self._provenance, job.extraction.write_timeout_s)
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:

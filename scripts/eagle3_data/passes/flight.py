@@ -8,7 +8,7 @@ from typing import Any
 
 from eagle3_data.engines.base import Extracted, Rejected, Request
 from eagle3_data.errors import NO_ROOM, SampleError, describe_exception
-from eagle3_data.extraction.committer import Committer, RejectionError, UnwrittenError
+from eagle3_data.passes.commits import Committer, RejectionError, UnwrittenError
 from eagle3_data.passes.outcomes import Outcomes
 from eagle3_data.progress import Progress
 

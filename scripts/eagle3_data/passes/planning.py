@@ -18,7 +18,7 @@ from typing import Any
 
 from eagle3_data.config import Config, Extraction
 from eagle3_data.errors import ConfigError, Eagle3DataError
-from eagle3_data.extraction.identity import ExtractionIdentity, identify_extraction
+from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json, read_json

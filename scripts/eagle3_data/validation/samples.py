@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from eagle3_data.errors import Eagle3DataError, SampleError, message_of
-from eagle3_data.extraction.identity import ExtractionIdentity
+from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.samples import Sample
 from eagle3_data.states import States, file_checksum, number_problems, open_states, structure_problems
 from eagle3_data.store import Store
