@@ -38,11 +38,21 @@ def take_own_devices(stripe: int, jobs: int, tensor_parallel: int) -> None:
         )
 
 
+def device_names() -> list[str]:
+    """The models of this machine's GPUs, each once; none where there are none."""
+    return sorted(set(_lines("name")))
+
+
 def _query(field: str) -> list[str]:
     """A number of each GPU, as nvidia-smi tells it."""
+    lines = _lines(field)
+    return lines if all(line.isdigit() for line in lines) else []
+
+
+def _lines(field: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.split()
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return lines if all(line.isdigit() for line in lines) else []
+    return [line.strip() for line in shown.splitlines() if line.strip()]

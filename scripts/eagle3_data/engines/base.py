@@ -47,10 +47,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine is loaded. `versions` names the packages that compute the numbers."""
+    """The engine is loaded. `versions` names the packages that compute the numbers, `kernels` what its log
+    says it chose to compute with: model runner, attention backend, kernels."""
 
     versions: dict[str, str]
     load_s: float
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

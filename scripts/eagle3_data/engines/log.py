@@ -1,8 +1,9 @@
-"""Adds to an engine's failure what its log knows better: vLLM's parent process often only says that a child
-of its died."""
+"""What only an engine's log tells: why it failed (vLLM's parent process often only says that a child of its
+died), and by which kernels it computes."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,20 @@ from eagle3_data.diagnosis import diagnose
 
 READ_BYTES = 4 << 20
 """How much of the end of a log is looked at."""
+KERNELS = re.compile(
+    r"\b((?:[Uu]sing|[Ss]elected) [^\n]{0,120}?"
+    r"(?:backend|model runner|kernel\w*|gemm|linear\w*|kv cache layout)[^\n]{0,60}?)"
+    r"(?=\.?\s*$| out of potential| \(selected|\. )"
+    r"|\[(\w*model_runner)\.py:\d+\] Starting to load model",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""How vLLM says what it chose: its model runner, attention and MoE backends, linear kernels."""
 
 
 def with_root_cause(failure: dict[str, Any], log: Path, start: int = 0) -> dict[str, Any]:
     """The failure with the log's first real cause in front of its causes, the remedy, and the lines that
     tell. The log is read from byte `start`, where this engine's part begins."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(start, log.stat().st_size - READ_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
+    if (text := _end_of(log, start)) is None:
         return failure
     diagnosis = diagnose(text)
     told = f"{failure['class']}: {failure['message']}"
@@ -29,3 +34,19 @@ def with_root_cause(failure: dict[str, Any], log: Path, start: int = 0) -> dict[
         else [diagnosis.cause, *failure["causes"]]
     )
     return {**failure, "causes": causes, "remedy": diagnosis.remedy, "excerpt": diagnosis.excerpt}
+
+
+def reported_kernels(log: Path, start: int = 0) -> list[str]:
+    """What vLLM says in its log, from byte `start`, that it computes with; sorted, each once."""
+    said = KERNELS.finditer(_end_of(log, start) or "")
+    return sorted({found[1] or f"model runner {found[2]}" for found in said})
+
+
+def _end_of(log: Path, start: int) -> str | None:
+    """None where there is no log."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(start, log.stat().st_size - READ_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None

@@ -9,13 +9,14 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
-from eagle3_data.engines.log import with_root_cause
+from eagle3_data.engines.log import reported_kernels, with_root_cause
 from eagle3_data.errors import EngineError, describe_situation
 
 STACKS_S = JOIN_S = 1.0
@@ -65,6 +66,8 @@ class EngineProcess:
         if self._channel in ready:
             with contextlib.suppress(EOFError, OSError):
                 word: Word = self._channel.recv()
+                if isinstance(word, Ready):
+                    word = replace(word, kernels=tuple(reported_kernels(self.log, self._log_start)))
                 return word
         elif not ready:
             return None

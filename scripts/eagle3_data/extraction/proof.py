@@ -12,27 +12,30 @@ from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.cli import say
-from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.compatibility.run.installed import check_devices
 from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.engines.base import EngineSettings
-from eagle3_data.errors import CompatibilityError, describe_situation, render_failure
+from eagle3_data.engines.log import reported_kernels, with_root_cause
+from eagle3_data.environment import kernel_packages, machine, shown_variables, vllm_variables
+from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
 from eagle3_data.findings import Finding, told_failures
 from eagle3_data.hashing import hash_bytes, hash_json
-from eagle3_data.records import find_json
+from eagle3_data.records import find_json, write_json
 from eagle3_data.target import TargetDescription
 
 CANARY_CODE = Path(__file__).parents[1] / "canary"
+ENGINES_CODE = Path(__file__).parents[1] / "engines"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether the target may be loaded. `findings` are the canary's; `failure` says why not, None if
-    something else stopped it."""
+    """Whether the target may be loaded. `findings` are the canary's, `kernels` what vLLM said it computed the
+    canary with; `failure` says why not, None if something else stopped it."""
 
     holds: bool
     findings: list[dict[str, Any]] = field(default_factory=list)
     failure: dict[str, Any] | None = None
+    kernels: tuple[str, ...] = ()
 
 
 def prove_devices(
@@ -70,8 +73,13 @@ def prove_engine(
     verdict = directory / f"{_identity(settings, allowed)}.json"
     if passed := find_json(verdict):
         say("\n  ".join([f"canary: passed before ({verdict})", *map(_told, passed["findings"])]))
-        return Proof(True, passed["findings"])
+        return Proof(True, passed["findings"], kernels=tuple(passed.get("kernels", ())))
     say("canary: a tiny model of the target's architecture goes through the engine first")
+    failed_verdict = verdict.with_suffix(".failed.json")
+    failed_verdict.unlink(
+        missing_ok=True
+    )  # of an earlier attempt: one that dies must not speak with its words
+    log_start = log.stat().st_size if log.exists() else 0
     options = {
         "--settings": json.dumps(asdict(settings)),
         "--work": str(work),
@@ -86,32 +94,63 @@ def prove_engine(
             pass
     finally:
         child.kill()
+    kernels = reported_kernels(log, log_start)
     if passed := find_json(verdict):
+        write_json(verdict, {**passed, "kernels": kernels, "environment": shown_variables()})
         say("\n  ".join(["canary: passed", *map(_told, passed["findings"])]))
-        return Proof(not stop.is_set(), passed["findings"])
+        return Proof(not stop.is_set(), passed["findings"], kernels=tuple(kernels))
     if stop.is_set():
         return Proof(False)
-    failed = find_json(verdict.with_suffix(".failed.json")) or {"findings": []}
+    failed = find_json(failed_verdict) or {"findings": [_died(child.end(), log, log_start).as_record()]}
     failure = _failure(
         f"the canary failed, so the target was not loaded; engine output: {log}", failed["findings"]
     )
-    failure["causes"] = failure["causes"] or [f"the canary's process {child.end()}"]
     say(render_failure(failure))
     return Proof(False, failed["findings"], failure)
 
 
+def _died(how: str, log: Path, log_start: int) -> Finding:
+    """The finding of a canary that ended without one: how it ended, and what its log says of the cause."""
+    failure = with_root_cause(
+        describe_situation(EngineError, f"the canary's process {how}"), log, start=log_start
+    )
+    return Finding(
+        "canary-died",
+        "fail",
+        f"{failure['message']} before it could judge; {'; '.join(failure['causes'])}",
+        remedy=failure.get("remedy") or f"see {log}",
+    )
+
+
+def kernels_not_covered(proof: Proof, kernels: Iterable[str]) -> list[dict[str, Any]]:
+    """A finding where the target runs with what the canary did not run with; none where no canary ran."""
+    other = [kernel for kernel in kernels if kernel not in proof.kernels]
+    if not proof.kernels or not other:
+        return []
+    title = f"the target runs with what the canary did not cover: {'; '.join(other)}"
+    remedy = "none needed if validation passes; it proves each sample's last state, and no other layer"
+    finding = Finding("canary-kernels", "unknown", title, remedy=remedy)
+    say(_told(finding.as_record()))
+    return [finding.as_record()]
+
+
 def _identity(settings: EngineSettings, allowed: list[str]) -> str:
     """Of all that the canary's verdict depends on. Where the target and its states are is no part of it."""
-    packages = [str(installed_version(*names)) for names in (VLLM_DISTRIBUTIONS, ("torch",))]
-    code = [hash_bytes(path.read_bytes()) for path in sorted(CANARY_CODE.glob("*.py"))]
+    code = [
+        hash_bytes(path.read_bytes())
+        for room in (CANARY_CODE, ENGINES_CODE)
+        for path in sorted(room.rglob("*.py"))
+    ]
     return hash_json(
         {
             **asdict(settings),
             "model_path": "",
             "states_root": "",
             "allow": allowed,
-            "packages": packages,
-            "canary": code,
+            "packages": kernel_packages(),
+            "variables": vllm_variables(),
+            "machine": machine(),
+            "code": code,
         }
     )
 

@@ -24,9 +24,10 @@ from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
+from eagle3_data.environment import shown_variables
 from eagle3_data.errors import EngineError, describe_situation
 from eagle3_data.extraction.committer import Expected, StatesCommitter
-from eagle3_data.extraction.proof import prove_devices, prove_engine
+from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.feeding import Feeding
 from eagle3_data.passes.flight import Flight
@@ -100,6 +101,7 @@ class PassRun:
         self._batches: dict[str, Any] = read_json(job.results / "tokens/batches.json")["batches"]
         self._failure: dict[str, Any] | None = None
         self._ready: Ready | None = None
+        self._proof = Proof(holds=False)
         self._canary: list[dict[str, Any]] = []
         self._phase = "surveying"
         self._loads, self._missing, self._extraction_s, self._lease_wait_s = 0, 0, 0.0, 0.0
@@ -290,7 +292,8 @@ class PassRun:
         self._extracting_since = self._extracting_since or time.time()
         self._ready, self._phase = word, "extracting"
         self._failure_facts["versions"].update(word.versions)
-        self._provenance["versions"] = word.versions
+        self._provenance |= {"versions": word.versions, "kernels": list(word.kernels)}
+        self._canary = [*self._proof.findings, *kernels_not_covered(self._proof, word.kernels)]
         say(
             f"model loaded in {word.load_s:.1f} s"
             f" ({', '.join(f'{name} {version}' for name, version in word.versions.items())})"
@@ -306,7 +309,7 @@ class PassRun:
             proof = prove_engine(
                 settings, job.compatibility.allow, verdicts, work, job.engine_log, self._stop.now
             )
-        self._canary, self._failure = proof.findings, proof.failure
+        self._proof, self._canary, self._failure = proof, proof.findings, proof.failure
         return proof.holds
 
     def _committer(self) -> StatesCommitter:
@@ -322,6 +325,7 @@ class PassRun:
             "layers": list(job.identity.layers),
             "dtype": job.extraction.dtype,
             "tensor_parallel": job.extraction.tensor_parallel,
+            "environment": shown_variables(),
             "pass": job.number,
         }
 
@@ -348,6 +352,8 @@ class PassRun:
                 "model_loads": self._loads,
                 "load_s": self._ready.load_s if self._ready else None,
                 "versions": self._ready.versions if self._ready else {},
+                "kernels": list(self._ready.kernels) if self._ready else [],
+                "environment": shown_variables(),
                 "extraction_s": self._extraction_s,
                 "samples_extracted": outcomes.extracted,
                 "tokens_extracted": outcomes.tokens,
