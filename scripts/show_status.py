@@ -94,13 +94,8 @@ def show_counts(results: Path, status: RunStatus, tokens: dict[str, Any]) -> Non
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens["dropped"].items()))
     if dropped:
         print(f"  dropped by tokenization: {dropped}")
-    notable = {
-        "samples cut to max_length": tokens["truncated"],
-        "turns left out of kept rows": sum(tokens["dropped_turns"].values()),
-        "rows of token ids without a mask, trained whole": tokens["without_mask"],
-    }
-    if any(notable.values()):
-        print(f"  tokenization: {', '.join(f'{count} {what}' for what, count in notable.items() if count)}")
+    for remark in tokens.get("remarks", ()):
+        print(f"  tokenization: {remark}")
     if status.has_training_set:
         print(f"  training set: {results}/training_set")
     for lease in status.running():

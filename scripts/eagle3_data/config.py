@@ -96,6 +96,20 @@ class Source(Section):
             " row without any is trained whole, and counted."
         ),
     )
+    system_field: str = Field(
+        "",
+        description=(
+            "Field with the system prompt beside the turns; by default `system`, `system_prompt` or"
+            " `system_message`. A system turn of the conversation's own takes its place."
+        ),
+    )
+    input_field: str = Field(
+        "",
+        description=(
+            "For `prompt_response`: field with what the prompt is about, which is put behind it in a line of"
+            " its own; by default `input` (Alpaca) or `context` (Dolly)."
+        ),
+    )
     tools_field: str = Field(
         "tools", description="Field with the descriptions of the tools, a list or its JSON text."
     )
@@ -104,6 +118,14 @@ class Source(Section):
         description=(
             "For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop"
             " tokens, or `all` of the text."
+        ),
+    )
+    multimodal: Literal["drop", "keep"] = Field(
+        "drop",
+        description=(
+            "What becomes of rows with images, video or audio, which cannot be tokenized (in fields, in parts"
+            " of a turn, or as a placeholder such as `<image>` in a question): `drop` them, or `keep` their"
+            " text."
         ),
     )
     limit: int | None = Field(None, ge=1, description="Read only so many rows.")

@@ -43,9 +43,7 @@ class Records:
             "samples": SAMPLES * len(entries),
             "tokens": 30 * len(entries),
             "dropped": {},
-            "truncated": 0,
-            "dropped_turns": {},
-            "without_mask": 0,
+            "remarks": [],
         }
         write_json(self.results / "tokens/batches.json", {"batches": entries, **counts})
 
@@ -211,13 +209,11 @@ def test_what_tokenization_cut_or_left_out_is_told(records: Records) -> None:
     path = records.results / "tokens/batches.json"
     record = json.loads(path.read_text())
     write_json(
-        path,
-        {**record, "truncated": 3, "dropped_turns": {"too-long": 2, "empty": 1}, "dropped": {"duplicate": 4}},
+        path, {**record, "remarks": ["3 samples cut", "2 x ignored-field"], "dropped": {"duplicate": 4}}
     )
-    told = records.status()
     assert (
-        "  dropped by tokenization: 4 duplicate\n  tokenization: 3 samples cut to max_length, 3 turns left"
-        " out of kept rows\n" in told
+        "  dropped by tokenization: 4 duplicate\n  tokenization: 3 samples cut\n  tokenization: 2 x"
+        " ignored-field\n" in records.status()
     )
 
 

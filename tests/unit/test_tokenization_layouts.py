@@ -219,8 +219,8 @@ def test_roles_can_be_mapped():
         ({"messages": [user(None)]}, "turn 0 has null content"),
         ({"messages": [user(5)]}, "content of type int"),
         (
-            {"messages": [user([{"type": "image_url", "image_url": "x"}])]},
-            "content part of type 'image_url'; only text",
+            {"messages": [user([{"type": "file", "file": "x"}])]},
+            "content part of type 'file'; only text",
         ),
         (
             {"messages": [user([{"type": "text", "text": None}])]},

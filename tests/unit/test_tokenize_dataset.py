@@ -273,6 +273,47 @@ def test_rows_that_are_trained_whole_for_want_of_a_mask_are_counted(tmp_path):
     assert record["without_mask"] == 1
 
 
+def test_what_kept_rows_have_lost_is_counted_in_ledger_and_summary(tmp_path):
+    rows = [
+        {"messages": talk("Hi", f"Ho {number}", "So", "No"), "context": "Rain.", "id": number}
+        for number in range(3)
+    ]
+    rows[1]["messages"][1]["train"] = False
+    rows[2]["messages"][1]["weight"] = rows[2]["messages"][3]["weight"] = 0
+    rows.append({"messages": talk("<image>What?", "A cat.")})
+    source = {"path": str(lines(tmp_path / "talks.jsonl", *rows)), "system_field": "persona"}
+    lines_of_summary, record = told(tmp_path, source)
+    assert lines_of_summary[:6] == [
+        "4 rows: 2 kept, 2 dropped",
+        "  1 x untrained: the data marks every turn of the assistant as not to be trained (first talks:2)",
+        "  1 x multimodal: images, video or audio belong to the row; to train on its text alone, set the"
+        " source's `multimodal: keep` (first talks:3: <image> in turn 0)",
+        "  2 x ignored-field context: a field that has a meaning in known data sets is not used"
+        " (first talks:0)",
+        "  2 x missing-field system_field persona: no row has this field, which the configuration names"
+        " (first talks:0)",
+        "  1 x untrained-turn: turns of the assistant that the data marks as not to be trained are context"
+        " only (first talks:1)",
+    ]
+    assert record["dropped"] == {"untrained": 1, "multimodal": 1}
+    assert record["notices"] == {
+        "talks": {"ignored-field context": 2, "missing-field system_field persona": 2, "untrained-turn": 1}
+    }
+    assert record["remarks"] == [line.strip() for line in lines_of_summary[3:6]]
+    noticed = [entry["notices"] for entry in Result(tmp_path / "tokens").ledger]
+    assert noticed[1] == ["untrained-turn", "ignored-field context", "missing-field system_field persona"]
+    assert noticed[2:] == [[], []]
+
+
+def test_a_named_field_that_some_rows_have_is_no_mistake(tmp_path):
+    rows = [
+        {"messages": talk("Hi", f"{number}"), **({"persona": "A cook."} if number else {})}
+        for number in (0, 1)
+    ]
+    source = {"path": str(lines(tmp_path / "talks.jsonl", *rows)), "system_field": "persona"}
+    assert told(tmp_path, source)[1]["remarks"] == []
+
+
 def test_the_view_shows_conversations_escaped(tmp_path):
     hostile = "<script>alert('日本 😀')</script>"
     result = run(tmp_path, lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))

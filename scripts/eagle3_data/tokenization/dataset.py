@@ -121,6 +121,7 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
         raise InputError(_nothing_kept(ledger))
     np.save(directory / "token_frequencies.npy", batches.frequencies)
     (directory / "samples.html").write_text(view.render(tokenizer.backend), encoding="utf-8")
+    remarks = ledger.remarks(settings.max_length)
     record = {
         "batches": batches.batches,
         **batches.totals(),
@@ -129,11 +130,13 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
         "dropped_turns": dict(ledger.dropped_turns),
         "truncated": ledger.truncated,
         "without_mask": ledger.without_mask,
+        "notices": ledger.notices(),
+        "remarks": remarks,
         "split": _split(batches, request.data.train_ratio),
         "tokenizer": _describe(tokenizer, tokenize),
     }
     write_json(directory / "batches.json", record)
-    return Tokenized(record, [*ledger.explain_drops(), *ledger.remarks(settings.max_length)])
+    return Tokenized(record, [*ledger.explain_drops(), *remarks])
 
 
 def _kept_samples(

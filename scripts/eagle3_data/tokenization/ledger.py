@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.tokenization.placement import PlacedSample
-from eagle3_data.tokenization.reading.rows import REASONS, Drop, Outcome
+from eagle3_data.tokenization.reading.rows import NOTICES, REASONS, Drop, Outcome
 
 SCHEMA = pa.schema(
     [
@@ -26,12 +27,26 @@ SCHEMA = pa.schema(
         ("tokens", pa.int64()),
         ("trained_tokens", pa.int64()),
         ("truncated", pa.bool_()),
+        ("notices", pa.list_(pa.string())),
     ]
 )
 """Columns of ledger.parquet. `row` counts from 0 within its source, `file_id` is the row's own name; `reason`
-is empty for kept rows."""
+is empty for kept rows, `notices` for dropped ones."""
+
+UNLESS_ALL_LACK_IT = "missing-field"
+"""The notice that is only worth a line if every kept row of the source has it."""
 
 ROWS_AT_ONCE = 4096
+
+
+@dataclass
+class Noticed:
+    """A notice of one source: the first row that has it, how many do, and how often in all."""
+
+    code: str
+    first: str
+    rows: int = 0
+    count: int = 0
 
 
 class LedgerWriter:
@@ -39,7 +54,7 @@ class LedgerWriter:
 
     `dropped` counts rows by reason; `dropped_turns` the samples that kept rows lack, with `train_on: each`;
     `truncated` the samples that were cut; `without_mask` the kept rows of token ids that are trained whole
-    because they have no mask.
+    because they have no mask; `notices` what else kept rows lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,6 +66,8 @@ class LedgerWriter:
         self.dropped_turns: Counter[str] = Counter()
         self.truncated = 0
         self.without_mask = 0
+        self._kept: Counter[str] = Counter()
+        self._noticed: dict[tuple[str, str], Noticed] = {}
 
     def add(
         self,
@@ -69,6 +86,13 @@ class LedgerWriter:
         if kept:
             self.dropped_turns.update(drop.reason for drop in dropped)
             self.without_mask += outcome.whole
+            self._kept[source] += 1
+            for notice in outcome.notices:
+                noticed = self._noticed.setdefault(
+                    (source, notice.label), Noticed(notice.code, conversation_id)
+                )
+                noticed.rows += 1
+                noticed.count += notice.count
         else:
             self.dropped[reason] += 1
             self._examples.setdefault(reason, f"first {conversation_id}" + (f": {detail}" if detail else ""))
@@ -85,6 +109,10 @@ class LedgerWriter:
                 "tokens": sum(placed.sample.tokens for placed in kept),
                 "trained_tokens": sum(placed.sample.trained_tokens for placed in kept),
                 "truncated": truncated > 0,
+                "notices": [
+                    f"{notice.label} x {notice.count}" if notice.count > 1 else notice.label
+                    for notice in (outcome.notices if kept else ())
+                ],
             }
         )
         if len(self._pending) == ROWS_AT_ONCE:
@@ -113,7 +141,22 @@ class LedgerWriter:
                 self.without_mask
             ),
         }
-        return [line for line, count in lines.items() if count]
+        return [line for line, count in lines.items() if count] + [
+            f"{noticed.count} x {label}: {NOTICES[noticed.code]} (first {noticed.first})"
+            for _, label, noticed in self._worth_a_line()
+        ]
+
+    def notices(self) -> dict[str, dict[str, int]]:
+        """By source and label, how often kept rows have each notice."""
+        found: dict[str, dict[str, int]] = {}
+        for source, label, noticed in self._worth_a_line():
+            found.setdefault(source, {})[label] = noticed.count
+        return found
+
+    def _worth_a_line(self) -> Iterator[tuple[str, str, Noticed]]:
+        for (source, label), noticed in self._noticed.items():
+            if noticed.code != UNLESS_ALL_LACK_IT or noticed.rows == self._kept[source]:
+                yield source, label, noticed
 
     def _flush(self) -> None:
         if self._pending:

@@ -76,7 +76,16 @@ class RowTokenizer:
             samples, dropped = self._samples(content, trained=source.trained)
             signature = signature_of(content) if self._settings.near_duplicates and samples else None
             whole = isinstance(content, TokenizedRow) and content.whole
-            return Outcome(row.source, row.index, name, samples, dropped, signature=signature, whole=whole)
+            return Outcome(
+                row.source,
+                row.index,
+                name,
+                samples,
+                dropped,
+                signature=signature,
+                whole=whole,
+                notices=content.notices,
+            )
         except (BadRowError, UnicodeEncodeError, RecursionError) as error:
             told = str(error) if isinstance(error, BadRowError) else UNREADABLE[type(error)]
             return Outcome(
@@ -116,6 +125,9 @@ class RowTokenizer:
         wanted = [index for index in assistants if locator.says_something(messages[index])]
         if not wanted:
             raise DropError("empty", "no turn of the assistant says anything")
+        wanted = [index for index in wanted if index not in conversation.untrained]
+        if not wanted:
+            raise DropError("untrained")
         if self._settings.train_on == "each":
             for index in wanted:
                 yield f":{index}", Conversation(messages[: index + 1], conversation.tools), [index]

@@ -119,10 +119,12 @@ def _reasoning(turn: dict[str, Any]) -> dict[str, str]:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, dict) else None
+    function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRowError("has a tool call without a function name")
-    arguments = function.get("arguments", function.get("parameters"))
+    arguments = next(
+        (function[name] for name in ("arguments", "parameters") if function.get(name) is not None), None
+    )
     if not isinstance(arguments, (str, dict, type(None))):
         raise BadRowError(
             f"has a tool call with arguments of type {type(arguments).__name__}; expected an object or its"

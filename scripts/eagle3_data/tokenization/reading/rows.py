@@ -11,6 +11,12 @@ REASONS = {
     "not-drawn": "left out by the source's weight",
     "empty": "there is no turn, or no turn of the assistant says anything",
     "no-assistant-turn": "there is no turn of the assistant to train on",
+    "untrained": "the data marks every turn of the assistant as not to be trained",
+    "rejected-answer": "the data marks the answer as one that was rejected",
+    "multimodal": (
+        "images, video or audio belong to the row; to train on its text alone, set the source's `multimodal:"
+        " keep`"
+    ),
     "template-refused": "the target's chat template raised an error",
     "history-rewritten": (
         "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be"
@@ -25,6 +31,16 @@ REASONS = {
     "near-duplicate": "almost the same turns came before",
 }
 """Reason codes of the ledger, and what they mean."""
+
+NOTICES = {
+    "ignored-field": "a field that has a meaning in known data sets is not used",
+    "missing-field": "no row has this field, which the configuration names",
+    "untrained-turn": "turns of the assistant that the data marks as not to be trained are context only",
+    "training-flag": "turns of others are marked as to be trained; only the assistant's are",
+    "chosen-answer": "of a chosen and a rejected answer, the chosen one is trained",
+    "text-of-multimodal": "images, video or audio are left out, and the text is kept",
+}
+"""What may be said of kept rows, in the ledger and in the summary."""
 
 
 class BadRowError(Exception):
@@ -58,12 +74,31 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What is to be said of a kept row: a key of NOTICES, the field that it is about, and how often it holds
+    in this row."""
+
+    code: str
+    name: str = ""
+    count: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"{self.code} {self.name}" if self.name else self.code
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages in OpenAI's form: roles system, user, assistant and tool; content a string, None only beside
-    tool calls."""
+    tool calls.
+
+    `untrained`: indices of the assistant's messages that the data marks as context only.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
+    untrained: frozenset[int] = frozenset()
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +106,7 @@ class FormattedText:
     """A conversation to which the chat template has been applied already, or plain text."""
 
     text: str
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +117,7 @@ class TokenizedRow:
     ids: list[int]
     mask: bytes
     whole: bool = False
+    notices: tuple[Notice, ...] = ()
 
 
 Content = Conversation | FormattedText | TokenizedRow
@@ -120,7 +157,8 @@ class Outcome:
     """What became of one row: samples, or why there are none.
 
     `error` tells where and why a row is bad, for a run that stops there. `signature` is the row's MinHash, if
-    near duplicates are looked for. `whole`: token ids that came without a mask.
+    near duplicates are looked for. `whole`: token ids that came without a mask. `notices` say what the row
+    lost although it is kept.
     """
 
     source: int
@@ -131,3 +169,4 @@ class Outcome:
     error: str = ""
     signature: Any = None
     whole: bool = False
+    notices: tuple[Notice, ...] = ()

@@ -1,0 +1,158 @@
+"""The fields of a row: which of them known data sets give a meaning to, and which were used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from eagle3_data.config import Source
+from eagle3_data.tokenization.reading.rows import BadRowError, Notice
+
+TURNS = ("messages", "conversations", "conversation", "traj")
+PROMPTS = ("prompt", "question", "instruction", "query")
+ANSWERS = "answers"
+"""xLAM's: tool calls, as JSON text."""
+
+RESPONSES = ("response", "completion", "answer", "output", ANSWERS)
+CHOSEN = "chosen"
+INPUTS = ("input", "context")
+"""What an instruction is about: Alpaca's and Dolly's."""
+
+NO_INPUT = ("<noinput>", "<no input>", "no input")
+"""What Alpaca's forerunners write where there is none."""
+
+SYSTEMS = ("system", "system_prompt", "system_message")
+HISTORY = "history"
+"""Earlier turns: messages, or pairs of prompt and response as LLaMA-Factory has them."""
+
+REASONINGS = ("reasoning_content", "thinking")
+TEXTS = ("text",)
+IDS = ("input_ids", "token_ids")
+WANTED_LABELS = ("label", "kto_tag")
+"""False where a single answer is one that was rejected (KTO of TRL and LLaMA-Factory)."""
+
+ANSWERS_OF_TABLES = frozenset((*RESPONSES, *TEXTS))
+"""Beside turns these often repeat the result only."""
+
+MEANINGFUL = frozenset(
+    (
+        *(*TURNS, *PROMPTS, *RESPONSES, CHOSEN, *INPUTS, *SYSTEMS, HISTORY, *REASONINGS, *TEXTS, "tools"),
+        *("sys_prompt", "system_instruction", "system_instructions", "instructions", "developer", "persona"),
+        *(
+            "functions",
+            "function_call",
+            "available_tools",
+            "tool_definitions",
+            "tool_choice",
+            "builtin_tools",
+        ),
+        *("documents", "passages", "chat_template_kwargs", "template_arguments", "model_identity"),
+        *("reasoning_effort", "enable_thinking", "response_format", "weight", "train", "train_on_input"),
+        *(
+            "reasoning",
+            "think",
+            "thought",
+            "thoughts",
+            "cot",
+            "chain_of_thought",
+            "complex_cot",
+            "scratchpad",
+        ),
+    )
+)
+"""Fields whose content belongs to the conversation, or changes how it is rendered or trained, in a known
+family of data sets. What is only about a row, such as its id, source, topic or score, is not among them."""
+
+
+class Fields:
+    """A row's fields, and which of them were used."""
+
+    def __init__(self, row: dict[str, Any], source: Source) -> None:
+        """Where the source names a field, its usual names are passed over on purpose."""
+        self.row = row
+        self.used: set[str] = set()
+        self._passed_over = {
+            *((*TURNS, *PROMPTS, *TEXTS) if source.field else ()),
+            *((*RESPONSES, CHOSEN) if source.response_field else ()),
+        }
+
+    def first(self, names: Iterable[str]) -> str:
+        """The first of the fields that is there and not null, which is used then; empty if none is."""
+        name = next((name for name in names if self.row.get(name) is not None), "")
+        if name:
+            self.used.add(name)
+        return name
+
+    def required(self, names: tuple[str, ...], key: str) -> Any:
+        """The value of the first of the fields. Raises BadRowError naming the source's `key` that may name
+        another."""
+        if name := self.first(names):
+            return self.row[name]
+        raise missing(self.row, names, key)
+
+    def text(self, names: Iterable[str]) -> str:
+        """The first of the fields that holds more than white space, which is used then; empty if there is
+        none."""
+        for name in names:
+            value = self.row.get(name)
+            if isinstance(value, str) and value.strip():
+                self.used.add(name)
+                return value
+        return ""
+
+    def ignored(self, texts: list[str], *, as_one: bool = False) -> tuple[Notice, ...]:
+        """The meaningful fields that were not used and say something that is not in `texts`, the
+        conversation's own; `as_one`: they are one formatted text, of which the others may be parts."""
+        return tuple(
+            Notice("ignored-field", name[:40])
+            for name, value in self.row.items()
+            if name not in self.used
+            and name not in self._passed_over
+            and name.lower() in MEANINGFUL
+            and _says_something(value)
+            and not _repeats(value, texts, within=as_one or name in ANSWERS_OF_TABLES)
+        )
+
+
+def missing(row: dict[str, Any], names: tuple[str, ...], key: str) -> BadRowError:
+    """The error for a row that has none of the fields."""
+    if present := next((name for name in names if name in row), ""):
+        return BadRowError(f"field {present!r} is null")
+    wanted = " or ".join(map(repr, names))
+    return BadRowError(
+        f"there is no field {wanted}; the fields are {', '.join(repr(name)[:60] for name in row)}; set the"
+        f" source's `{key}` or `layout`"
+    )
+
+
+def _says_something(value: Any) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else value not in (None, False, [], {}, True)
+
+
+def _repeats(value: Any, texts: list[str], *, within: bool) -> bool:
+    """Whether a field only repeats the conversation: turns of it, one of its texts or, if `within`, a part of
+    one, or a text that has the answer in it."""
+    if isinstance(value, str):
+        stripped = value.strip()
+        if any(stripped == text.strip() for text in texts):
+            return True
+        return within and (any(stripped in text for text in texts) or texts[-1].strip() in value)
+    own = list(texts_of(value))
+    return bool(own) and {text.strip() for text in own} <= {text.strip() for text in texts}
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """What is said in a value of messages, in whatever form."""
+    if isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        said = next(
+            (value[name] for name in ("content", "value", "text") if value.get(name) is not None), None
+        )
+        if isinstance(said, str):
+            yield said
+        else:
+            yield from texts_of(said)
+    elif isinstance(value, str):
+        yield value
