@@ -3,16 +3,18 @@
 refers to."""
 
 import argparse
+import contextlib
 from collections import Counter
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.errors import SampleError
+from eagle3_data.errors import InputError, SampleError, StorageError, message_of
 from eagle3_data.extraction.store_care import (
     Summary,
     find_garbage,
     find_runs,
     open_stores,
+    quarantine,
     refuse_while_running,
     summarize,
     verify,
@@ -50,7 +52,7 @@ def main() -> None:
     checking.add_argument(
         "--quarantine",
         action="store_true",
-        help="take bad samples out of the store, so that the next run extracts them anew",
+        help="take bad samples out of the store, so that the next run extracts them again",
     )
     cleaning = commands.add_parser(
         "gc", parents=[common], help="list what no run refers to, and leftovers of killed writers"
@@ -73,8 +75,14 @@ def main() -> None:
 
 
 def list_stores(arguments: argparse.Namespace) -> None:
-    stores = open_stores(arguments.store, arguments.extraction_id)
-    rows = [COLUMNS, *(row_of(summarize(store, count_tokens=arguments.tokens)) for store in stores)]
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    unreadable = 0
+    for store in open_stores(arguments.store, arguments.extraction_id):
+        try:
+            rows.append(row_of(summarize(store, count_tokens=arguments.tokens)))
+        except (StorageError, InputError) as error:
+            unreadable += 1
+            cli.say(message_of(error))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(
@@ -83,16 +91,18 @@ def list_stores(arguments: argparse.Namespace) -> None:
                 for n, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
         )
+    if unreadable:
+        raise StorageError(f"{unreadable} extraction ids of {arguments.store} cannot be read; see above")
 
 
 def row_of(summary: Summary) -> tuple[str, ...]:
     identity = summary.identity
     return (
         summary.extraction_id,
-        identity["fingerprint"][:8],
-        " ".join(map(str, identity["layers"])),
-        identity["dtype"],
-        identity["engine"].split(":")[-1],
+        str(identity.get("fingerprint", "?"))[:8],
+        " ".join(map(str, identity.get("layers", "?"))),
+        str(identity.get("dtype", "?")),
+        str(identity.get("engine", "?")).split(":")[-1],
         f"{summary.samples:,}",
         "" if summary.tokens is None else f"{summary.tokens:,}",
         f"{summary.size_bytes / 1e9:,.3f}",
@@ -102,36 +112,51 @@ def row_of(summary: Summary) -> tuple[str, ...]:
 
 
 def verify_stores(arguments: argparse.Namespace) -> None:
-    bad = 0
+    damaged = unknown = 0
     for store in open_stores(arguments.store, arguments.extraction_id):
-        for key, fault in verify(store, arguments.threads):
-            bad += 1
-            print(f"{store.states_path(key)}: {fault}", flush=True)
-            if arguments.quarantine:
-                store.quarantine(key, fault)
-    if bad:
+        try:
+            for fault in verify(store, arguments.threads):
+                print(f"{store.states_path(fault.key)}: {fault.text}", flush=True)
+                damaged += fault.is_damage
+                unknown += not fault.is_damage
+                if arguments.quarantine and fault.is_damage:
+                    quarantine(store, fault)
+        except StorageError as error:
+            unknown += 1
+            cli.say(message_of(error))
+    if damaged:
         told = (
-            "they are quarantined, the next run extracts them anew"
+            "they are quarantined, the next run extracts them again"
             if arguments.quarantine
             else "`verify --quarantine` takes them out of the store"
         )
-        raise SampleError(f"{bad} samples of {arguments.store} are not what was written; {told}")
+        raise SampleError(f"{samples(damaged)} not what was written to {arguments.store}; {told}")
+    if unknown:
+        raise StorageError(
+            f"not all of {arguments.store} can be read, see above; have its owner call"
+            f" `chmod -R g+rX {arguments.store}`, or verify it as its owner"
+        )
+
+
+def samples(count: int) -> str:
+    return "1 sample is" if count == 1 else f"{count} samples are"
 
 
 def collect_garbage(arguments: argparse.Namespace) -> None:
-    stores = open_stores(arguments.store, arguments.extraction_id)
-    runs = find_runs(arguments.results)
-    if arguments.delete:
-        refuse_while_running(runs, stores)
     items: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for store in stores:
-        for garbage in find_garbage(store, runs, arguments.quarantine_days):
-            items[garbage.reason] += 1
-            sizes[garbage.reason] += garbage.size_bytes
-            print(f"{garbage.paths[0]}: {garbage.reason}")
+    for store in open_stores(arguments.store, arguments.extraction_id):
+        with store.without_users() if arguments.delete else contextlib.nullcontext():
+            # read under the lock: what a run that has just ended refers to is in its records by now
+            runs = find_runs(arguments.results)
             if arguments.delete:
-                garbage.delete()
+                refuse_while_running(runs, store)
+            for garbage in find_garbage(store, runs, arguments.quarantine_days):
+                items[garbage.reason] += 1
+                sizes[garbage.reason] += garbage.size_bytes
+                print(f"{garbage.paths[0]}: {garbage.reason}")
+                if arguments.delete:
+                    garbage.delete()
     for reason, count in items.items():
         cli.say(f"{count:,} x {reason}, {sizes[reason] / 1e9:,.3f} GB")
     cli.say(

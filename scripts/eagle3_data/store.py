@@ -137,7 +137,7 @@ class Store:
         first."""
         with open(states, "rb") as file:
             os.fsync(file.fileno())
-        with self.locked(key):
+        with self._locked(key):
             if self.holds(key):
                 states.unlink()
                 return False
@@ -148,7 +148,7 @@ class Store:
             return True
 
     @contextlib.contextmanager
-    def locked(self, key: str) -> Iterator[None]:
+    def _locked(self, key: str) -> Iterator[None]:
         """Alone with a shelf, among threads, processes and, where the file system passes locks on, machines.
         The kernel frees the lock of a process that dies."""
         shelf = self.directory / key[:2]
@@ -204,13 +204,15 @@ class Store:
         told = [f"process {owner['pid']} on {owner['host']}" for owner in owners if owner]
         return ", ".join(told) or "another program of this workflow"
 
-    def quarantine(self, key: str, reason: str) -> None:
+    def quarantine(self, key: str, reason: str, unless: Callable[[], bool] = lambda: False) -> None:
         """Take a rejected sample out of the store, kept aside with the reason, so that the next pass extracts
-        it again."""
+        it again. `unless` is asked when nobody else can change the sample any more."""
         place = self.directory / "quarantine"
         place.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S")
-        with self.locked(key):
+        with self._locked(key):
+            if unless():
+                return
             write_json(place / f"{key}.{stamp}.reason.json", {"key": key, "reason": reason})
             for path in (self.states_path(key), self.sidecar_path(key)):
                 if path.exists():

@@ -131,7 +131,7 @@ def test_verify_names_every_bad_sample_and_its_fault(place):
     assert faults[str(flipped.relative_to(place.directory))].startswith("its checksum is ")
     assert faults[str(cut.relative_to(place.directory))] == "159 bytes, 160 were written"
     assert "cannot be read as a JSON record" in faults[str(garbled.relative_to(place.directory))]
-    assert "3 samples of results/store are not what was written" in done.stderr
+    assert "3 samples are not what was written to results/store" in done.stderr
 
 
 def test_verify_can_take_bad_samples_out_of_the_store(place):

@@ -3,7 +3,9 @@ more."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from typing import Any
 from eagle3_data.errors import InputError, headline
 from eagle3_data.passes.lease import is_live
 from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.places import check_directory, explained, owner_of
 from eagle3_data.processes import is_alive
 from eagle3_data.progress import Progress
 from eagle3_data.records import find_json, read_json
@@ -29,10 +32,12 @@ STATES, SIDECAR, PART = ".safetensors", ".json", ".part"
 
 def open_stores(root: Path, extraction_id: str | None = None) -> list[Store]:
     """The store of each extraction id below `root`, or that of the given one. Raises InputError where there
-    is none."""
+    is none, StorageError where `root` cannot be read."""
     if not root.is_dir():
         raise InputError(f"there is no store {root}; name the one of `extraction.store` with --store")
-    stores = [Store(root, path.parent.name) for path in sorted(root.glob(f"*/{IDENTITY}"))]
+    with explained(root):
+        names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    stores = [Store(root, name) for name in names if _is_store(root / name)]
     if extraction_id is None:
         return stores
     chosen = [store for store in stores if store.extraction_id == extraction_id]
@@ -42,13 +47,18 @@ def open_stores(root: Path, extraction_id: str | None = None) -> list[Store]:
     return chosen
 
 
+def _is_store(directory: Path) -> bool:
+    """Whether a directory is an extraction id's; one that cannot be read is taken for it, and then told."""
+    return not os.access(directory, os.X_OK) or (directory / IDENTITY).exists()
+
+
 # ---- what is there
 
 
 @dataclass
 class Shelves:
-    """The files of a store by what they are: states and sidecars by key (a sample needs both), unfinished
-    records."""
+    """What is in the shelves of a store by what it is: states and sidecars by key (a sample needs both),
+    unfinished records."""
 
     states: dict[str, Path]
     sidecars: dict[str, Path]
@@ -56,8 +66,11 @@ class Shelves:
 
     @classmethod
     def of(cls, store: Store) -> Shelves:
+        """Raises StorageError where a shelf cannot be read: its samples would seem absent."""
         shelves = cls({}, {}, [])
-        for path in sorted(store.directory.glob("??/*")):
+        with explained(store.directory):
+            paths = sorted(path for shelf in store.shelves() for path in shelf.iterdir())
+        for path in paths:
             if path.suffix == STATES:
                 shelves.states[path.stem] = path
             elif path.suffix == PART:
@@ -93,55 +106,98 @@ class Summary:
 
 
 def summarize(store: Store, *, count_tokens: bool = False) -> Summary:
-    """Count from directory listings; `count_tokens` reads every sidecar, too."""
+    """Count from directory listings; `count_tokens` reads every sidecar, too. Raises StorageError or
+    InputError where something cannot be read."""
+    with explained(store.directory):
+        check_directory(store.directory, writable=False)
     shelves = Shelves.of(store)
     samples = shelves.samples
     return Summary(
         extraction_id=store.extraction_id,
         identity=read_json(store.directory / IDENTITY),
         samples=len(samples),
-        tokens=sum(store.read_sidecar(key)["tokens"] for key in samples) if count_tokens else None,
+        tokens=sum(_tokens_of(store, key) for key in samples) if count_tokens else None,
         size_bytes=sum(shelves.states[key].stat().st_size for key in samples),
         quarantined=sum(1 for _ in store.directory.glob(f"quarantine/*{STATES}")),
         orphan_sidecars=len(shelves.orphan_sidecars),
     )
 
 
+def _tokens_of(store: Store, key: str) -> int:
+    tokens = store.read_sidecar(key).get("tokens")
+    if not isinstance(tokens, int):
+        raise InputError(
+            f"{store.sidecar_path(key)} does not say how many tokens its sample has; see `verify`"
+        )
+    return tokens
+
+
 # ---- whether it is what was written
 
 
-def verify(store: Store, threads: int) -> Iterator[tuple[str, str]]:
-    """Key and fault of each sample that is not what its sidecar says, in the order of keys. Reads every
-    byte."""
-    keys = sorted(store.keys())
-    with (
-        ThreadPoolExecutor(threads, "verify") as pool,
-        Progress(f"verify {store.extraction_id}", "samples", len(keys)) as progress,
-    ):
-        for key, fault in zip(keys, pool.map(lambda key: fault_of(store, key), keys), strict=True):
-            progress.add(failed=fault is not None)
-            if fault is not None:
-                yield key, fault
+@dataclass(frozen=True)
+class Fault:
+    """Why a sample is not known to be whole. Of one that may not be read, nothing is known."""
+
+    key: str
+    text: str
+    is_damage: bool = True
 
 
-def fault_of(store: Store, key: str) -> str | None:
-    """What is wrong with a sample's size, checksum or sidecar; None if nothing is."""
-    path = store.states_path(key)
+def verify(store: Store, threads: int) -> Iterator[Fault]:
+    """What is wrong, in the order of keys. Reads every byte. Raises StorageError where the store cannot be
+    listed."""
+    with store.in_use(), ThreadPoolExecutor(threads, "verify") as pool:
+        keys = Shelves.of(store).samples
+        with Progress(f"verify {store.extraction_id}", "samples", len(keys)) as progress:
+            for fault in pool.map(lambda key: fault_of(store, key), keys):
+                progress.add(failed=fault is not None)
+                if fault is not None:
+                    yield fault
+
+
+def fault_of(store: Store, key: str) -> Fault | None:
+    """What is wrong with a sample's files; None if nothing is."""
+    path, sidecar_path = store.states_path(key), store.sidecar_path(key)
     try:
+        if text := _irregular(sidecar_path) or _irregular(path):
+            return Fault(key, text)
+        for file in (sidecar_path, path):
+            if not os.access(file, os.R_OK):
+                return Fault(key, f"{file.name} may not be read; it belongs to {owner_of(file)}", False)
         sidecar = store.read_sidecar(key)
         if (sidecar["key"], sidecar["extraction_id"]) != (key, store.extraction_id):
-            return f"its sidecar is that of {sidecar['extraction_id']}/{sidecar['key']}"
-        size = path.stat().st_size
-        if size != sidecar["size_bytes"]:
-            return f"{size:,} bytes, {sidecar['size_bytes']:,} were written"
-        checksum = file_checksum(path)
-    except (InputError, OSError, KeyError) as error:
-        return f"it cannot be read: {headline(error)}"
-    return (
-        None
-        if checksum == sidecar["xxh3_128"]
-        else f"its checksum is {checksum}, that of what was written {sidecar['xxh3_128']}"
-    )
+            return Fault(key, f"its sidecar is that of {sidecar['extraction_id']}/{sidecar['key']}")
+        text = file_fault(path, sidecar)
+    except (InputError, OSError, LookupError, TypeError, ValueError) as error:
+        text = f"it cannot be read: {headline(error)}"
+    return Fault(key, text) if text else None
+
+
+def file_fault(path: Path, sidecar: dict[str, Any]) -> str:
+    """How a file differs from the states that a sidecar describes; empty if it does not. `path` may be a copy
+    outside of the store. Raises OSError, KeyError."""
+    if text := _irregular(path):
+        return text
+    size, expected = path.stat().st_size, sidecar["size_bytes"]
+    if size != expected:
+        return f"{size:,} bytes, {expected:,} were written"
+    checksum, expected = file_checksum(path), sidecar["xxh3_128"]
+    return "" if checksum == expected else f"its checksum is {checksum}, that of what was written {expected}"
+
+
+def _irregular(path: Path) -> str:
+    """What a path is instead of a file: opening a pipe would wait forever. Empty for a file."""
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode):
+        return ""
+    kind = "a directory" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+    return f"{path.name} is {kind}, not a file"
+
+
+def quarantine(store: Store, fault: Fault) -> None:
+    """Take a sample out of the store unless it has been replaced since the fault was found."""
+    store.quarantine(fault.key, fault.text, unless=lambda: fault_of(store, fault.key) != fault)
 
 
 # ---- what no run refers to
@@ -156,6 +212,14 @@ class Run:
     @property
     def _paths(self) -> ExtractionPaths:
         return ExtractionPaths(self.directory / "extraction")
+
+    def check_readable(self) -> None:
+        """Raises StorageError for a directory with records that cannot be listed."""
+        root = self._paths.root
+        for place in (root, root / "records", root / "running", root / "passes", self.directory / "tokens"):
+            check_directory(place, writable=False)
+        for place in root.glob("passes/*"):
+            check_directory(place, writable=False)
 
     def references(self, extraction_id: str) -> set[str]:
         """The keys this run needs of an extraction id: those of its finished batches, and all its samples
@@ -210,25 +274,31 @@ class Run:
 
 
 def find_runs(results: Sequence[Path]) -> list[Run]:
-    """Every run below the directories. Raises InputError for a directory without any: all samples would seem
-    unneeded."""
+    """Every run below the directories. Raises InputError for a directory without any, and StorageError for
+    what cannot be read: all samples would seem unneeded."""
     runs = []
     for directory in results:
-        found = [Run(path.parent) for path in sorted(directory.glob("*/extraction"))]
+        with explained(directory):
+            places = sorted(directory.iterdir()) if directory.is_dir() else []
+            for place in places:
+                if place.is_dir():
+                    check_directory(place, writable=False)
+        found = [Run(place) for place in places if (place / "extraction").exists()]
         if not found:
             raise InputError(
                 f"{directory} holds no run that was extracted; name the directory of the runs with --results"
             )
         runs += found
+    for run in runs:
+        run.check_readable()
     return runs
 
 
-def refuse_while_running(runs: Iterable[Run], stores: Iterable[Store]) -> None:
-    """Raises InputError if a pass extracts into one of the stores."""
-    ids = {store.extraction_id for store in stores}
+def refuse_while_running(runs: Iterable[Run], store: Store) -> None:
+    """Raises InputError if a pass extracts into the store: also where there are no locks to tell."""
     for run in runs:
         for path, lease in run.leases():
-            if lease["extraction_id"] in ids and is_live(path, lease):
+            if lease["extraction_id"] == store.extraction_id and is_live(path, lease):
                 raise InputError(
                     f"a pass of {run.directory} is extracting {lease['extraction_id']}; nothing is deleted"
                     " before it has ended"
@@ -249,7 +319,7 @@ class Garbage:
 
     def delete(self) -> None:
         for path in self.paths:
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
