@@ -13,9 +13,10 @@ sys.path.insert(0, SCRIPTS)
 
 try:
     from eagle3_data.config import load_config, sections_json
-    from eagle3_data.errors import ConfigError
+    from eagle3_data.errors import ConfigError, StorageError
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
+    from eagle3_data.places import check_directory
 except ImportError as error:
     raise WorkflowError(
         f"the environment of this workflow is incomplete ({error!r}); run `make environment` and activate .venv"
@@ -33,6 +34,13 @@ if CONFIG.private:
 RESULTS = f"results/{CONFIG.run}"
 LOGS = f"logs/{CONFIG.run}"
 PLAN = Plan(CONFIG, Path(RESULTS))
+try:
+    PLAN.check_store()
+    for place in (RESULTS, LOGS):
+        check_directory(Path(place), writable=not workflow.dryrun)
+except StorageError as error:
+    raise WorkflowError(str(error))
+
 DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
 # What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
 os.environ.setdefault(

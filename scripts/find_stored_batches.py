@@ -36,6 +36,7 @@ def main() -> None:
     }
     paths = ExtractionPaths(arguments.results / "extraction")
     outcomes = Outcomes(paths, arguments.pass_number, facts, {})
+    store.check_readable()
     with store.in_use():  # until the records say what must not be deleted
         keys = store.keys()
         for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):

@@ -116,6 +116,16 @@ class Store:
         with explained(self.directory, SETTING):
             return {key for shelf in self.shelves() for key in _keys_of(shelf)}
 
+    def check_readable(self) -> None:
+        """Raises StorageError where a part of the store, or the first file in it, cannot be read."""
+        with explained(self.directory, SETTING):
+            for shelf in self.shelves():
+                check_directory(shelf, writable=False, setting=SETTING)
+                with os.scandir(shelf) as entries:
+                    sample = next((entry.path for entry in entries if not entry.name.startswith(".")), "")
+                if sample and not os.access(sample, os.R_OK):
+                    raise PermissionError(errno.EACCES, "", sample)
+
     def shelves(self) -> list[Path]:
         return [path for path in self._entries() if len(path.name) == 2]
 
@@ -236,16 +246,11 @@ def _open_lock(path: Path) -> IO[bytes]:
 
 def _keys_of(shelf: Path) -> set[str]:
     names = {entry.name for entry in os.scandir(shelf)}
-    keys = {
+    return {
         name.removesuffix(".safetensors")
         for name in names
         if name.endswith(".safetensors") and f"{name.removesuffix('.safetensors')}.json" in names
     }
-    for key in sorted(keys)[:1]:  # somebody else's are rarely readable in part
-        for path in (shelf / f"{key}.safetensors", shelf / f"{key}.json"):
-            if not os.access(path, os.R_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    return keys
 
 
 def last_change(path: Path) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from eagle3_data import PACKAGE_ROOT
+from eagle3_data.extraction.store_care import fault_of, quarantine
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.processes import this_process
-from eagle3_data.records import write_json
+from eagle3_data.records import read_json, write_json
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
+from eagle3_data.target import TargetDescription
 
 ROOT = Path(__file__).parents[2]
 IDENTITY = ExtractionIdentity("f" * 32, (2, 4, 5, 8), "bfloat16", "none", "module:VllmEngine", {})
@@ -277,3 +282,173 @@ def test_several_directories_of_runs_may_share_a_store(place):
     place.record("a", KEYS[:2])
     place.record("../elsewhere/b", KEYS[2:])
     assert place.garbage("--results", "results", "elsewhere") == set()
+
+
+# ---- runs that start while samples are deleted
+
+
+GC_THAT_WAITS = """
+import runpy, sys
+from eagle3_data.extraction import store_care
+delete = store_care.Garbage.delete
+def delete_when_told(garbage):
+    print("deleting", flush=True)
+    sys.stdin.readline()
+    delete(garbage)
+store_care.Garbage.delete = delete_when_told
+sys.argv = ["store.py", "gc", "--delete"]
+runpy.run_path(SCRIPT, run_name="__main__")
+"""
+
+
+class Planned(Place):
+    """A place with a run b that is tokenized: two batches of two samples, all of them in the store already.
+    Run a, which was extracted with other settings, needs nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.record("a", [], "other")
+        run = directory / "results/b"
+        target = TargetDescription(
+            path="model",
+            architecture="LlamaForCausalLM",
+            text_architecture="LlamaForCausalLM",
+            model_type="llama",
+            num_hidden_layers=8,
+            hidden_size=4,
+            vocab_size=100,
+            max_position_embeddings=100,
+            quantization=IDENTITY.quantization,
+            weights_bytes=1,
+            needs_remote_code=False,
+            fingerprint=IDENTITY.fingerprint,
+        )
+        write_json(run / "target.json", target.as_record())
+        batches = {f"0000{n}": {"row_group": n, "fingerprint": f"batch {n}", "tokens": 10} for n in (0, 1)}
+        write_json(run / "tokens/batches.json", {"batches": batches})
+        table = pa.table({"sample_id": KEYS, "key": KEYS})
+        pq.write_table(table, run / "tokens/samples.parquet", row_group_size=2)
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.directory / "results/b/extraction/passes/001/stored.json"
+
+    def find_stored(self) -> subprocess.Popen[str]:
+        """What a run calls that finds its batches in the store."""
+        options = {
+            "--config": json.dumps({"extraction": {"engine": IDENTITY.engine}}),
+            "--results": "results/b",
+            "--pass-number": "001",
+            "--ledger": str(self.ledger_path),
+        }
+        return self.start(
+            str(ROOT / "scripts/find_stored_batches.py"),
+            *(part for option in options.items() for part in option),
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        environment = {**os.environ, "PYTHONPATH": PACKAGE_ROOT}
+        return subprocess.Popen(
+            [sys.executable, *arguments], cwd=self.directory, env=environment, text=True, **pipes
+        )
+
+    def stored_batches(self) -> list[str]:
+        return sorted(json.loads(self.ledger_path.read_text())["batches"])
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planned:
+    return Planned(tmp_path)
+
+
+def test_a_run_that_starts_during_a_deletion_waits_and_counts_on_nothing_that_is_gone(planned):
+    script = str(ROOT / "scripts/store.py")
+    with planned.start("-c", GC_THAT_WAITS.replace("SCRIPT", repr(script))) as deleting:
+        assert deleting.stdout.readline().endswith("no run refers to it\n")
+        assert deleting.stdout.readline() == "deleting\n"  # of four samples; everything is still there
+        with planned.find_stored() as run:
+            assert "waiting for its end" in run.stderr.readline()
+            assert not planned.ledger_path.exists()
+            deleting.communicate("\n" * len(KEYS))
+            run.communicate()
+    assert (deleting.returncode, run.returncode) == (0, 0)
+    assert planned.store.keys() == set()
+    assert planned.stored_batches() == []
+
+
+def test_what_a_run_has_found_before_a_deletion_stays(planned):
+    with planned.find_stored() as run:
+        run.communicate()
+    assert planned.stored_batches() == ["00000", "00001"]
+    planned.garbage("--delete")
+    assert planned.store.keys() == set(KEYS)
+
+
+def test_nothing_is_deleted_while_a_run_relies_on_the_store(planned):
+    planned.store.open_incoming("writer", this_process())
+    with planned.store.in_use(), planned.store.in_use():  # several may
+        done = planned.call("gc", "--delete")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"is in use by process {os.getpid()} on" in done.stderr
+    assert planned.store.keys() == set(KEYS)
+    planned.garbage("--delete")
+    assert planned.store.keys() == set()
+
+
+def test_a_pass_that_is_stopped_does_not_wait_for_a_deletion(planned):
+    stop = threading.Event()
+    stop.set()
+    with planned.store.without_users(), planned.store.in_use(stop):
+        pass
+
+
+# ---- what is no file, and what cannot be read
+
+
+@pytest.mark.parametrize("name", ["states_path", "sidecar_path"])
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_what_is_no_file_is_named_and_can_be_taken_out(place, name, kind):
+    path = getattr(place.store, name)(KEYS[0])
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    done = place.call("verify", "--quarantine")
+    assert done.returncode == 1
+    assert done.stdout.endswith(f"{path.name} is a {kind}, not a file\n")
+    assert not place.store.holds(KEYS[0])
+    assert place.call("verify").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "sidecar", ["{}", "[]", "null", '{"format_version": 1, "key": 3}', "sizes", "missing", "\udcff"]
+)
+def test_a_damaged_sidecar_is_a_fault_of_its_sample(place, sidecar):
+    path = place.store.sidecar_path(KEYS[0])
+    if sidecar == "sizes":
+        write_json(path, {**read_json(path), "size_bytes": "160"})
+    elif sidecar == "missing":
+        write_json(path, {key: value for key, value in read_json(path).items() if key != "xxh3_128"})
+    else:
+        path.write_bytes(os.fsencode(sidecar))
+    done = place.call("verify")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sample_that_was_replaced_since_is_not_taken_out(place):
+    place.store.states_path(KEYS[0]).write_bytes(b"damaged")
+    fault = fault_of(place.store, KEYS[0])
+    place.store.states_path(KEYS[0]).unlink()
+    place.commit(KEYS[0])
+    quarantine(place.store, fault)
+    assert place.store.holds(KEYS[0])
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "gc"])
+def test_a_file_in_place_of_a_shelf_is_named(place, command):
+    (place.store.directory / "zz").write_text("")
+    place.record("a", KEYS)
+    done = place.call(command)
+    assert done.returncode == 1
+    assert "zz is a file where a directory is needed; move it away" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json, read_json
 from eagle3_data.samples import SampleFile
-from eagle3_data.store import Store
+from eagle3_data.store import Store, check_root
 from eagle3_data.target import TargetDescription
 
 
@@ -68,6 +68,12 @@ class Plan:
             ).extraction_id
         except Eagle3DataError:
             return ""
+
+    def check_store(self) -> None:
+        """Raises StorageError where there can be no store, or it cannot be read: it would seem empty."""
+        check_root(self._config.extraction.store)
+        if extraction_id := self.extraction_id():
+            Store(self._config.extraction.store, extraction_id).check_readable()
 
     def view(self) -> TokensView:
         """The batches as they are now: tokenization may rewrite them while Snakemake runs."""
