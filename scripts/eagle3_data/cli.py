@@ -1,9 +1,10 @@
-"""What every script shares: readable errors, an exit code. Standard library only."""
+"""What every script shares: one log format, readable errors, an exit code. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import sys
 import traceback
@@ -12,6 +13,24 @@ from typing import NoReturn
 
 from eagle3_data.errors import NO_ROOM, Eagle3DataError, StorageError, causes_of, errno_of, headline
 from eagle3_data.places import UNUSABLE, explain_unusable
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever stderr is at that moment. A line that finds no room on the disk is lost: the work
+    continues."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+LOG = logging.getLogger("eagle3_data")
+LOG.setLevel(logging.INFO)
+LOG.propagate = False
+if not LOG.handlers:
+    _handler = _StderrHandler()
+    _handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    LOG.addHandler(_handler)
 
 
 def run(main: Callable[[], None]) -> NoReturn:
@@ -24,34 +43,34 @@ def run(main: Callable[[], None]) -> NoReturn:
     try:
         main()
     except Eagle3DataError as error:
-        print(headline(error), file=sys.stderr)
-        for cause in causes_of(error):
-            print(f"  caused by {headline(cause)}", file=sys.stderr)
+        LOG.error(
+            "\n".join([headline(error), *(f"  caused by {headline(cause)}" for cause in causes_of(error))])
+        )
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        LOG.error("interrupted; run the same command again to continue")
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  the last place where it can be explained
         if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
-            print(f"{StorageError.__name__}: {explain_unusable(error)}", file=sys.stderr)
+            LOG.error(f"{StorageError.__name__}: {explain_unusable(error)}")
             sys.exit(1)
         traceback.print_exc()
         if errno_of(error) in NO_ROOM:
-            print(
+            LOG.error(
                 f"{StorageError.__name__}: the disk is full ({headline(error)}); make room and run the same"
-                " command again",
-                file=sys.stderr,
+                " command again"
             )
             sys.exit(1)
-        print(
-            f"{os.path.basename(sys.argv[0])} met an error it does not know: {headline(error)}",
-            file=sys.stderr,
-        )
+        LOG.error(f"{os.path.basename(sys.argv[0])} met an unexpected error: {headline(error)}")
         sys.exit(1)
     sys.exit(0)
 
 
 def say(message: str) -> None:
-    """A line for the rule's log. One that finds no room on the disk is lost: the work goes on."""
-    with contextlib.suppress(OSError):
-        print(message, file=sys.stderr, flush=True)
+    """A line for the rule's log, with time and level."""
+    LOG.info(message)
+
+
+def warn(message: str) -> None:
+    """The same, of what may be wrong although the work continues."""
+    LOG.warning(message)

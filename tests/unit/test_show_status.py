@@ -440,7 +440,7 @@ def test_a_results_directory_that_is_not_there_is_an_error(tmp_path: Path) -> No
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("InputError: there is no directory results/typo")
+    assert "ERROR InputError: there is no directory results/typo" in done.stderr
     as_snakemake_calls = subprocess.run(
         [*call, "--extraction-id", ""], cwd=tmp_path, capture_output=True, text=True, check=True
     )
