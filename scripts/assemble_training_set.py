@@ -26,6 +26,7 @@ from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
+from eagle3_data.version import workflow_version
 from eagle3_data.vocabulary import draft_vocabulary_map
 
 
@@ -82,6 +83,7 @@ def main() -> None:
     write_json(
         building / "provenance.json",
         {
+            "workflow": workflow_version(),
             "extraction_id": identity.extraction_id,
             "extraction": asdict(identity),
             "requested_layers": extraction.layers,

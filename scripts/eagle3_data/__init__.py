@@ -6,6 +6,9 @@ standard library only; modules that need torch, transformers or vLLM import them
 
 from pathlib import Path
 
+VERSION = "0.2.0"
+"""Release of this workflow, here and nowhere else (CHANGELOG.md says what changed)."""
+
 FORMAT_VERSION = 1
 """Version of every record and file layout this package writes. Raise it when a reader of old files would
 misread them."""

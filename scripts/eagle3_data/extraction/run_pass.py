@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import OWNER, Store
 from eagle3_data.target import TargetDescription
+from eagle3_data.version import workflow_version
 
 COMMIT_THREADS = 4
 
@@ -290,6 +291,7 @@ class PassRun:
 
     def _on_ready(self, word: Ready) -> None:
         self._extracting_since = self._extracting_since or time.time()
+        word = replace(word, versions={**word.versions, "workflow": workflow_version()})
         self._ready, self._phase = word, "extracting"
         self._failure_facts["versions"].update(word.versions)
         self._provenance |= {"versions": word.versions, "kernels": list(word.kernels)}
@@ -371,14 +373,16 @@ class PassRun:
 
 
 def _package_versions() -> dict[str, str | None]:
-    """Of the packages that decide what happens; from their metadata, nothing is imported."""
+    """Of this workflow and the packages that decide what happens; from their metadata, nothing is
+    imported."""
     names = {
         "vllm": VLLM_DISTRIBUTIONS,
         "torch": ("torch",),
         "transformers": ("transformers",),
         "snakemake": ("snakemake",),
     }
-    return {
+    installed = {
         name: str(found[1]) if (found := installed_version(*distributions)) else None
         for name, distributions in names.items()
     }
+    return {**installed, "workflow": workflow_version()}
