@@ -52,7 +52,7 @@ if __name__ == "__main__":
 # lost with the user id.
 AS_SECOND_USER = f"""
 import os, sys
-import encodings.ascii, pwd, pyarrow.parquet
+import encodings.ascii, mmap, pwd, pyarrow.parquet
 del sys.argv[0]
 program = compile(sys.argv[0], "program", "exec")
 exec(program, {{"__name__": "imported"}})
