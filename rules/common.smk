@@ -17,6 +17,7 @@ try:
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
     from eagle3_data.places import check_directory
+    from eagle3_data.tokenization.reading.sources import files_of
 except ImportError as error:
     raise WorkflowError(
         f"the environment of this workflow is incomplete ({error!r}); run `make environment` and activate .venv"
@@ -77,8 +78,9 @@ def target_files(wildcards):
 
 def source_files(wildcards):
     """What a change of tokenizes anew. A missing file is left to the script, which explains it."""
-    files = [source.path for source in CONFIG.data.sources] + [CONFIG.tokenization.chat_template]
-    return [path for path in files if path and Path(path).exists()]
+    files = [str(path) for source in CONFIG.data.sources for path in files_of(source)]
+    template = CONFIG.tokenization.chat_template
+    return [*files, template] if template and Path(template).exists() else files
 
 
 def batches():

@@ -12,6 +12,7 @@ import datetime
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -45,15 +46,20 @@ class Target(Section):
     )
 
 
+WILDCARDS = re.compile(r"\[[^\]]*\]|[*?]")
+
+
 class Source(Section):
     """One set of conversations: a file, a directory or a dataset of the Hugging Face hub."""
 
     path: str = Field(
         description=(
-            "File (`.json`, `.jsonl`, either also as `.gz` or `.zst`; `.parquet`), directory that `datasets`"
-            " can load, or `hub:owner/name` of the Hugging Face hub. In tables (all but JSON) a tool argument"
-            " that is null is left out: the format gives every row the arguments of all rows, so null and"
-            " absent are the same there."
+            "File (`.json`, `.jsonl`, `.csv` or `.tsv`, each also as `.gz` or `.zst`; `.parquet`), a pattern"
+            " such as `data/*.jsonl`, a folder of such files or one that `datasets` can load, or"
+            " `hub:owner/name` of the Hugging Face hub. A CSV file's first line names the fields; turns in it"
+            " are JSON text. In tables (Parquet, saved and hub datasets) a tool argument that is null is left"
+            " out: the format gives every row the arguments of all rows, so null and absent are the same"
+            " there."
         )
     )
     name: str = Field(
@@ -146,7 +152,9 @@ class Source(Section):
     @classmethod
     def _name_from_path(cls, values: Any) -> Any:
         if isinstance(values, dict) and not values.get("name") and isinstance(values.get("path"), str):
-            return {**values, "name": Path(values["path"].removeprefix("hub:")).name.split(".")[0]}
+            path = Path(values["path"].removeprefix("hub:"))
+            names = (WILDCARDS.sub("", part.split(".")[0]).strip("-_ ") for part in reversed(path.parts))
+            return {**values, "name": next(filter(None, names), "source")}
         return values
 
 
@@ -166,6 +174,25 @@ class Data(Section):
             " (its default is 0.9)."
         ),
     )
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _only_shares(cls, sources: Any) -> Any:
+        """A row's states are extracted and listed once, so no source can count more than once."""
+        given = (
+            [source for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
+        )
+        weights = [source.get("weight", 1) for source in given]
+        if not all(isinstance(weight, (int, float)) for weight in weights) or max(weights, default=1) <= 1:
+            return sources
+        shares = ", ".join(
+            f"{source.get('name') or source.get('path')}: {weight / max(weights):.4g}"
+            for source, weight in zip(given, weights, strict=True)
+        )
+        raise ValueError(
+            f"a weight of {max(weights):g} would repeat rows, and each row is taken once at most; for the"
+            f" same mixture set the weights {shares}, and train {max(weights):g} times as many epochs"
+        )
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:

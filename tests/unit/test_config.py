@@ -107,3 +107,10 @@ def test_a_script_by_hand_takes_a_file(tmp_path: Any) -> None:
     assert load_section(str(path), "extraction", Extraction).jobs == 3
     with pytest.raises(ConfigError, match="cannot be read"):
         load_section(str(tmp_path / "absent.yaml"), "extraction", Extraction)
+
+
+def test_a_weight_above_one_says_how_to_have_the_same_mixture():
+    sources = [{"path": "a.jsonl", "weight": 4}, {"path": "b.jsonl", "name": "other"}]
+    with pytest.raises(ConfigError) as caught:
+        load_config(changed(data={"sources": sources}))
+    assert "set the weights a.jsonl: 1, other: 0.25, and train 4 times as many epochs" in str(caught.value)

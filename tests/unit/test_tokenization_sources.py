@@ -1,6 +1,8 @@
 """Every kind of source gives the same rows; what cannot be read says where."""
 
+import csv
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -9,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eagle3_data.config import Data
+from eagle3_data.config import Data, Source
 from eagle3_data.errors import InputError
 from eagle3_data.tokenization.reading import json_rows
-from eagle3_data.tokenization.reading.sources import read_sources
+from eagle3_data.tokenization.reading.sources import files_of, read_sources
 from tiny_tokenizer import assistant, call, talk, user
 
 ROWS = [{"id": f"row {number}", "messages": talk("Hi é 😀", f"Hello\n{number}")} for number in range(5)]
@@ -142,7 +144,7 @@ def test_a_file_that_ends_too_early_is_an_error(tmp_path):
     ("name", "words"),
     [
         ("missing.jsonl", "there is no file .*missing.jsonl; correct the path"),
-        ("talks.csv", "ending that is not known; known are .json"),
+        ("talks.xlsx", "ending that is not known; known are .json"),
         ("bad.parquet", "as Parquet"),
     ],
 )
@@ -265,6 +267,179 @@ def test_sources_follow_each_other_and_a_limit_ends_one(tmp_path):
 
 def test_names_come_from_paths():
     sources = Data(
-        sources=({"path": "a/talks.jsonl.gz"}, {"path": "hub:owner/chats"}, {"path": "dir/saved/"})
+        sources=(
+            *({"path": "a/talks.jsonl.gz"}, {"path": "hub:owner/chats"}, {"path": "dir/saved/"}),
+            *({"path": "x/part-*.jsonl"}, {"path": "here/**/*.json"}, {"path": "*.json"}),
+        )
     ).sources
-    assert [source.name for source in sources] == ["talks", "chats", "saved"]
+    assert [source.name for source in sources] == ["talks", "chats", "saved", "part", "here", "source"]
+
+
+# CSV, several files, folders
+
+
+def as_csv(rows, delimiter=","):
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("name", ["talks.csv", "talks.tsv", "talks.csv.gz", "talks.csv.zst", "marked.csv"])
+def test_csv_files(name, tmp_path):
+    rows = [
+        {"prompt": f"Hi, é\n{number}", "response": 'so "quoted"\t' * 9, "note": ""} for number in range(3)
+    ]
+    text = ("\ufeff" if "marked" in name else "") + as_csv(rows, "\t" if ".tsv" in name else ",")
+    found = read(write(tmp_path / name, text))
+    assert values(found) == [{**row, "note": None} for row in rows]
+    assert [row.place for row in found] == ["line 2", "line 4", "line 6"]
+
+
+def test_a_csv_row_that_cannot_be_read_is_told(tmp_path):
+    path = tmp_path / "talks.csv"
+    path.write_bytes(b"prompt,response\na,b,c\nd\n\xe9,e\n" + b"x," + b"y" * 200_000 + b"\n")
+    rows = read(path)
+    assert [row.fault for row in rows] == [
+        "the row has 3 values, and the first line names 2 fields",
+        "the row has 1 values, and the first line names 2 fields",
+        "not UTF-8",
+        "",
+    ]
+    assert rows[3].place == "line 5" and len(rows[3].value["response"]) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('prompt,response\na,"never closed\nb,c\n', "line 3: no valid CSV .*a quotation mark may be missing"),
+        ('prompt,response\na,"b"c\n', "line 2: no valid CSV"),
+        ("prompt,prompt\na,b\n", "two columns have the same name"),
+    ],
+)
+def test_a_csv_file_that_swallows_rows_is_an_error(text, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        read(write(tmp_path / "talks.csv", text))
+
+
+def test_a_pattern_names_several_files(tmp_path):
+    for number in (1, 0):
+        write(tmp_path / f"part-{number}.jsonl", as_lines(ROWS[number : number + 1]))
+    write(tmp_path / "other.jsonl", as_lines(ROWS))
+    rows = read(tmp_path / "part-*.jsonl")
+    assert values(rows) == ROWS[:2]
+    assert [(row.index, row.place) for row in rows] == [
+        (0, "part-0.jsonl, line 1"),
+        (1, "part-1.jsonl, line 1"),
+    ]
+    write(tmp_path / "a[1].jsonl", as_lines(ROWS))
+    assert values(read(tmp_path / "a[1].jsonl")) == ROWS
+    with pytest.raises(InputError, match=r"there is no file .*nothing"):
+        read(tmp_path / "nothing-*.jsonl")
+
+
+def test_a_folder_s_files_need_not_have_the_same_fields(tmp_path):
+    parts = [
+        [{"messages": talk("a", "b")}, {"messages": talk("c", "d"), "id": "x"}],
+        [
+            {
+                "id": 5,
+                "tools": [{"name": "f", "strict": None}],
+                "messages": [user([{"type": "text", "text": "a"}])],
+            }
+        ],
+        [{"messages": talk("e", "f"), "meta": {"a": [1, "2"]}}],
+    ]
+    for number, part in enumerate(parts):
+        write(tmp_path / f"{number}.jsonl", as_lines(part))
+    write(tmp_path / "more.csv", "prompt,response\nHi,Ho\n")
+    pq.write_table(pa.Table.from_pylist([{"messages": talk("g", "h")}]), tmp_path / "zz.parquet")
+    (tmp_path / "LICENSE").write_text("free")
+    rows = read(tmp_path)
+    last = [{"prompt": "Hi", "response": "Ho"}, {"messages": talk("g", "h")}]
+    assert values(rows) == [*(row for part in parts for row in part), *last]
+    assert [row.index for row in rows] == list(range(6))
+    assert rows[1].place == "0.jsonl, line 2"
+
+
+def test_a_folder_s_splits_are_told_by_names_or_by_its_card(tmp_path):
+    folder = tmp_path / "named"
+    folder.mkdir()
+    write(folder / "train-0.jsonl", as_lines(ROWS[:2]))
+    write(folder / "test-0.jsonl", as_lines(ROWS[2:]))
+    assert values(read(folder)) == ROWS[:2]
+    assert values(read(folder, split="test")) == ROWS[2:]
+    with pytest.raises(InputError, match="no split 'dev'; it has train, test; set the source's `split`"):
+        read(folder, split="dev")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: mine\n  data_files:\n  - split: train\n    path: test-0.jsonl\n---\n"
+    )
+    assert values(read(folder)) == ROWS[2:]
+
+
+def test_an_empty_folder_says_what_to_check(tmp_path):
+    with pytest.raises(InputError, match="cannot be loaded as a dataset; check that it holds files"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path", ["owner/talks", "https://huggingface.co/datasets/owner/talks", "hf://datasets/owner/talks"]
+)
+def test_a_hub_dataset_without_its_prefix_is_recognized(path):
+    with pytest.raises(InputError, match="of the Hugging Face hub write `path: hub:owner/talks`"):
+        read(path)
+
+
+def test_a_hub_dataset_whose_rows_fit_no_table_says_how_to_read_it(monkeypatch):
+    def load_dataset(name, config_name=None, *, revision=None):
+        raise datasets.exceptions.DatasetGenerationCastError("columns differ")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(InputError, match="hf download --repo-type dataset owner/talks --local-dir FOLDER"):
+        read("hub:owner/talks")
+
+
+@pytest.mark.parametrize("field", ["tools", "functions", "apis"])
+def test_tools_from_tables_are_free_of_filled_in_nulls(field, tmp_path):
+    tools = [{"name": "f", "strict": True}, {"name": "g", "parameters": {"x": {"type": "int"}}}]
+    row = {"messages": talk("Hi", "Ho"), field: tools}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "talks.parquet")
+    datasets.Dataset.from_list([row]).save_to_disk(tmp_path / "saved")
+    for name in ("talks.parquet", "saved"):
+        assert values(read(tmp_path / name, tools_field=field)) == [row]
+
+
+def test_json_and_maps_in_tables_are_values(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": content}]}
+        for content in ("a", [{"type": "text", "text": "b"}])
+    ]
+    features = datasets.Features(
+        {"messages": [{"role": datasets.Value("string"), "content": datasets.Json()}]}
+    )
+    saved = datasets.Dataset.from_list(rows, features=features)
+    saved.save_to_disk(tmp_path / "saved")
+    saved.to_parquet(tmp_path / "talks.parquet")
+    for name in ("saved", "talks.parquet"):
+        assert values(read(tmp_path / name)) == rows, name
+    maps = pa.array([[("a", 1)], [("b", 2), ("b", 3)]], pa.map_(pa.string(), pa.int64()))
+    pq.write_table(pa.table({"arguments": maps}), tmp_path / "maps.parquet")
+    one, two = read(tmp_path / "maps.parquet")
+    assert one.value == {"arguments": {"a": 1}} and "duplicate key" in two.fault
+
+
+def test_images_of_a_saved_dataset_are_not_decoded(tmp_path):
+    features = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
+    rows = {"prompt": ["a", "b"], "image": [{"bytes": b"no image", "path": None}, None]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    assert [bool(row.value["image"]) for row in read(tmp_path / "saved")] == [True, False]
+
+
+def test_what_a_source_consists_of(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", ".hidden", "sub/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, "")
+    assert [path.name for path in files_of(Source(path=str(tmp_path)))] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert [path.name for path in files_of(Source(path=str(tmp_path / "*.jsonl")))] == ["a.jsonl", "b.jsonl"]
+    assert files_of(Source(path="hub:owner/talks")) == files_of(Source(path="missing.jsonl")) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -394,6 +395,20 @@ def test_no_row_stops_a_run_that_drops_bad_ones(tmp_path):
     assert [(entry["reason"], entry["detail"]) for entry in array.ledger] == [
         (entry["reason"], entry["detail"]) for entry in result.ledger
     ]
+
+
+@pytest.mark.parametrize("place", ["row", "turn"])
+def test_a_key_that_is_there_twice_makes_a_bad_row(tmp_path, place):
+    turn = '{"role": "user", "content": "Hi", "content": "Ho"}'
+    row = '{"messages": [], "messages": []}' if place == "row" else f'{{"messages": [{turn}]}}'
+    with pytest.raises(InputError, match=r"line 2: an object has the key '(messages|content)' twice"):
+        run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(1), row))
+
+
+def test_turns_in_a_csv_file_are_json_text(tmp_path):
+    table = pa.table({"messages": [json.dumps(row["messages"]) for row in talks(3)]})
+    pa.csv.write_csv(table, tmp_path / "talks.csv")
+    assert len(run(tmp_path, tmp_path / "talks.csv").samples) == 3
 
 
 def test_lines_that_are_lists_are_explained(tmp_path):

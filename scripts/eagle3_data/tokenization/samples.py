@@ -17,6 +17,7 @@ from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
 from eagle3_data.tokenization.masking.template import ChatTemplate
 from eagle3_data.tokenization.masking.turns import Rendering, TurnLocator
 from eagle3_data.tokenization.reading.layouts import own_name, read_row
+from eagle3_data.tokenization.reading.messages import SHOWN
 from eagle3_data.tokenization.reading.near_duplicates import signature_of
 from eagle3_data.tokenization.reading.rows import (
     BadRowError,
@@ -199,7 +200,7 @@ def _value(row: Row) -> Any:
     if row.text is None:
         return row.value
     try:
-        return json.loads(row.text)
+        return json.loads(row.text, object_pairs_hook=_without_repeated_keys)
     except UnicodeDecodeError:
         raise BadRowError("not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -209,3 +210,13 @@ def _value(row: Row) -> Any:
         ) from None
     except ValueError:  # Python refuses it, lest a few bytes keep it busy
         raise BadRowError("not valid JSON: an integer of too many digits") from None
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Of a key that is there twice it is not clear which value is meant."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise BadRowError(f"an object has the key {repeated[:SHOWN]!r} twice")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from eagle3_data.config import Source
@@ -31,6 +32,8 @@ from eagle3_data.tokenization.reading.rows import BadRowError, Conversation, Dro
 from eagle3_data.tokenization.reading.training_flags import training_flag
 
 Turns = list[Any]
+
+TURNS_AS_JSON = re.compile(r'\s*\[\s*\{\s*"(?:role|from)"\s*:')
 
 
 def read_turns(row: dict[str, Any], source: Source) -> Conversation:
@@ -71,6 +74,8 @@ def read_prompt_response(row: dict[str, Any], source: Source) -> Conversation:
 
 def _as_turns(value: Any, role: str) -> Turns:
     """A prompt or response given as text, as one message, or as a list of messages or of tool calls."""
+    if isinstance(value, str) and TURNS_AS_JSON.match(value):
+        value = parsed(value, role)  # in a table of texts
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, dict):

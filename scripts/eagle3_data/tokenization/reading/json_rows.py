@@ -30,7 +30,7 @@ def read_json_rows(number: int, path: Path, compression: str | None) -> Iterator
     """The rows of source `number`. A row that is no JSON is still a row; an InputError means that the file
     itself cannot be read on."""
     try:
-        with _open(path, compression) as file:
+        with open_file(path, compression) as file:
             offset = _behind_mark(file.peek(HEAD_BYTES))
             file.read(offset)
             array = _is_array(file.peek(HEAD_BYTES))
@@ -42,7 +42,8 @@ def read_json_rows(number: int, path: Path, compression: str | None) -> Iterator
         ) from error
 
 
-def _open(path: Path, compression: str | None) -> io.BufferedReader:
+def open_file(path: Path, compression: str | None) -> io.BufferedReader:
+    """A file as its bytes are before compression."""
     raw = pa.input_stream(str(path), compression=COMPRESSIONS[compression] if compression else None)
     return io.BufferedReader(cast("io.RawIOBase", raw), CHUNK_BYTES)
 

@@ -38,7 +38,7 @@ def read_row(row: Any, source: Source) -> Content:
             f'the row is a {type(row).__name__}; rows must be JSON objects, such as {{"messages": [...]}}'
         )
     for name in WANTED_LABELS:
-        if row.get(name) is False:
+        if row.get(name) is False or str(row.get(name)) in ("False", "false"):
             raise DropError("rejected-answer", f"field {name!r} is false")
     for name in ROW_FLAGS:
         if isinstance(row.get(name), (bool, int, float)) and not row[name]:

@@ -86,7 +86,12 @@ def parsed(text: Any, field: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise BadRowError(f"has a field {field!r} whose text is not JSON") from None
+        python = (
+            "; it looks like Python's notation"
+            if text.lstrip()[:2] in ("[{", "{'", "['") and "'" in text
+            else ""
+        )
+        raise BadRowError(f"has a field {field!r} whose text is not JSON{python}") from None
 
 
 def _text_or_empty(role: str, content: Any) -> str:

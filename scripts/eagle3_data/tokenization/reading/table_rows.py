@@ -1,7 +1,8 @@
-"""Rows of Arrow tables: Parquet files, and directories or hub datasets that the `datasets` library loads."""
+"""Rows of Arrow tables, as Parquet files and saved datasets hold them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,53 +10,65 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.config import Source
 from eagle3_data.errors import InputError, headline
 from eagle3_data.tokenization.reading.rows import Row
 
 ROWS_AT_ONCE = 256
-UNREADABLE = (ValueError, OverflowError)
-"""What Arrow raises for text that is not UTF-8, and for a time that Python cannot hold."""
+UNREADABLE = (ValueError, OverflowError, KeyError)
+"""What Arrow raises for text that is not UTF-8, for a time that Python cannot hold, and for a key that a map
+has twice."""
 
-OPEN_FIELDS = ("arguments", "parameters", "tools")
+OPEN_FIELDS = frozenset(("arguments", "parameters", "tools", "functions"))
 """Fields whose content has no fixed columns. Arrow gives every row the columns of all rows, filled with
 null."""
 
 
-def read_parquet(number: int, source: Source) -> Iterator[Row]:
+def read_parquet(number: int, path: Path, tools_field: str) -> Iterator[Row]:
+    """The rows of source `number`. Raises InputError if the file cannot be read."""
     try:
-        with pq.ParquetFile(source.path) as file:
-            index = 0
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=_columns(file.schema_arrow)):
-                for value, fault in _values(batch):
-                    yield Row(number, index, f"row {index}", value=without_filling(value), fault=fault)
-                    index += 1
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns(file.schema_arrow))
+            yield from rows_of(number, batches, tools_field)
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{source.path} cannot be read as Parquet; check that it is whole") from error
+        raise InputError(f"{path} cannot be read as Parquet; check that it is whole") from error
 
 
-def read_dataset(number: int, source: Source) -> Iterator[Row]:
-    found = _load_dataset(number, source)
-    found = found.select_columns(_columns(found.features.arrow_schema))
-    rows = iter(found)
-    for index in range(len(found)):
-        try:
-            row = Row(number, index, f"row {index}", value=without_filling(next(rows)))
-        except UNREADABLE as error:
-            row = Row(number, index, f"row {index}", fault=f"the row cannot be read ({headline(error)})")
-            rows = iter(found.select(range(index + 1, len(found))))
-        yield row
+def rows_of(number: int, batches: Iterator[pa.RecordBatch], tools_field: str) -> Iterator[Row]:
+    """The rows of a table's batches, without what Arrow filled in."""
+    open_fields = OPEN_FIELDS | {tools_field}
+    index = 0
+    for batch in batches:
+        holds_json = any(_holds_json(field.type) for field in batch.schema)
+        for value, fault in _values(batch):
+            if holds_json and not fault:
+                value = {field.name: _decoded(value[field.name], field.type) for field in batch.schema}
+            value = without_filling(value, open_fields)
+            yield Row(number, index, f"row {index}", value=value, fault=fault)
+            index += 1
 
 
-def _columns(schema: pa.Schema) -> list[str]:
+def columns(schema: pa.Schema) -> list[str]:
     """All columns but times: no turn is one, and Python cannot hold every time that Arrow can."""
     return [field.name for field in schema if not pa.types.is_temporal(field.type)]
+
+
+def without_filling(value: Any, open_fields: frozenset[str], inside: bool = False) -> Any:
+    """A row without the nulls that Arrow put where other rows have a tool argument that this one lacks."""
+    if isinstance(value, dict):
+        return {
+            key: without_filling(item, open_fields, inside or key in open_fields)
+            for key, item in value.items()
+            if not (inside and item is None)
+        }
+    if isinstance(value, list):
+        return [without_filling(item, open_fields, inside) for item in value]
+    return value
 
 
 def _values(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], str]]:
     """The rows of a batch, each with an empty text, or with why it cannot be read."""
     try:
-        values = batch.to_pylist()
+        values = batch.to_pylist(maps_as_pydicts="strict")
     except UNREADABLE:
         for index in range(batch.num_rows):
             yield _value(batch, index)
@@ -67,55 +80,27 @@ def _value(batch: pa.RecordBatch, index: int) -> tuple[dict[str, Any], str]:
     value = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            value[name] = column[index].as_py()
+            value[name] = column[index].as_py(maps_as_pydicts="strict")
         except UNREADABLE as error:
             return {}, f"field {name!r} cannot be read ({headline(error)})"
     return value, ""
 
 
-def _load_dataset(number: int, source: Source) -> Any:
-    """The split of a saved or of a hub dataset, memory-mapped."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    name = source.path.removeprefix("hub:")
-    saved = any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json"))
-    try:
-        found = (
-            datasets.load_from_disk(name)
-            if saved
-            else datasets.load_dataset(name, source.config_name or None, revision=source.revision or None)
-        )
-    except Exception as error:
-        hint = (
-            "check the path"
-            if Path(name).is_dir()
-            else (
-                "check the name, `config_name` and `revision`, the network, and for a gated dataset the token"
-                " in HF_TOKEN"
-            )
-        )
-        raise InputError(
-            f"data.sources[{number}]: {source.path} cannot be loaded as a dataset; {hint}"
-        ) from error
-    if isinstance(found, datasets.DatasetDict):
-        if source.split not in found:
-            raise InputError(
-                f"data.sources[{number}]: {source.path} has no split {source.split!r}; it has"
-                f" {', '.join(found)}; set the source's `split`"
-            )
-        found = found[source.split]
-    return found
+def _holds_json(kind: pa.DataType) -> bool:
+    """Whether a type has JSON text in it, as the `datasets` library stores what is not of one type."""
+    if isinstance(kind, pa.JsonType):
+        return True
+    return any(_holds_json(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def without_filling(value: Any, inside: bool = False) -> Any:
-    """A row without the nulls that Arrow put where other rows have a tool argument that this one lacks."""
-    if isinstance(value, dict):
-        return {
-            key: without_filling(item, inside or key in OPEN_FIELDS)
-            for key, item in value.items()
-            if not (inside and item is None)
-        }
-    if isinstance(value, list):
-        return [without_filling(item, inside) for item in value]
-    return value
+def _decoded(value: Any, kind: pa.DataType) -> Any:
+    """A value with its JSON texts parsed."""
+    if value is None or not _holds_json(kind):
+        return value
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    if pa.types.is_struct(kind):
+        return {field.name: _decoded(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return {key: _decoded(item, kind.item_type) for key, item in value.items()}
+    return [_decoded(item, kind.value_type) for item in value]
