@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3_data.engines.transformers import WRAPPED, make_language_model
+from eagle3_data.engines.language_model import WRAPPED, make_language_model
 from eagle3_data.target import read_model_config, text_config
 
 LAYERS = 4

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from eagle3_data.canary.model import write_config
 from eagle3_data.errors import InputError
 from eagle3_data.target import read_model_config, text_config
-from eagle3_data.validation.head import tensor_files
+from eagle3_data.validation.tensors import tensor_files
 
 WEIGHTS = "model.safetensors"
 PACKED = "_packed"

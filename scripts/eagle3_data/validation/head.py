@@ -1,93 +1,210 @@
-"""The target's final norm and lm_head, read from its checkpoint; nothing else is loaded.
+"""From the last stored state to the logits, as transformers' own class of the target's architecture computes
+them.
 
-With them the last stored state of a sample must give the greedy token the engine reported: proof that the
+The model is built without memory for weights; only what it computes after its last decoder layer gets its
+weights from the checkpoint: the final norm and lm_head, or the embedding where the two are tied. The stored
+states take the place of the decoder layers. So the kind of norm, its biases, scaled and capped logits are the
+architecture's, not a formula of ours.
+
+With it the last stored state of a sample must give the greedy token the engine reported: proof that the
 last slot is the residual stream after the last layer, before the final norm, at the last position.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from torch import nn
 
-from eagle3_data.errors import InputError
-from eagle3_data.target import read_model_config, text_config, weight_files
-
-NORMS = ("model.norm.weight", "language_model.model.norm.weight", "model.language_model.norm.weight")
-HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
-EMBEDDINGS = (
-    "model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
+from eagle3_data.engines.language_model import (
+    decoder_layers,
+    language_model_class,
+    language_model_config,
+    make_language_model,
 )
+from eagle3_data.errors import InputError, headline
+from eagle3_data.target import read_model_config
+from eagle3_data.validation.tensors import StoredTensors
 
 TIE_RELATIVE = 2.0**-6
 """The engine computes logits in its own dtype: in bfloat16 (8 bits of precision) two logits this close,
 relative to the largest magnitude, may change places."""
+BLOCK_ROWS = 16384
+"""Of lm_head in float32 at a time: Kimi's whole head would be 4.7 GB."""
 
 
-@dataclass(frozen=True)
 class Head:
-    """RMS norm weight [H] and lm_head [V, H], float32."""
+    """The end of a language model: what transformers computes after its last decoder layer."""
 
-    norm: torch.Tensor
-    weight: torch.Tensor
-    epsilon: float
+    def __init__(self, model: Any, layers: _Layers, projection: _Projection) -> None:
+        self._model, self._layers, self._projection = model, layers, projection
 
     def normalized(self, states: torch.Tensor) -> torch.Tensor:
-        """States [N, H] after the final norm."""
-        return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.norm
+        """float32 states [N, H] as they enter lm_head: after the final norm."""
+        return self._run(states)[0]
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """float32 logits [N, V] of states [N, H] before the final norm."""
-        return self.normalized(states) @ self.weight.T
+        return self._run(states)[1]
 
     def disagreements(self, states: torch.Tensor, greedy: torch.Tensor) -> list[int]:
         """Indices n where `greedy` [N] is neither the arg max of the logits of `states` [N, H] nor within
-        rounding of it."""
-        logits = self.logits(states)
-        best = logits.max(dim=-1).values
-        reported = logits.gather(1, greedy[:, None])[:, 0]
-        margin = TIE_RELATIVE * logits.abs().max(dim=-1).values
-        return [int(n) for n in torch.nonzero(best - reported > margin)[:, 0]]
+        rounding of it, and those of degenerate states: their norm overflows, or every token has the same
+        logit."""
+        normalized, logits = self._run(states)
+        best, least = logits.max(dim=-1).values, logits.min(dim=-1).values
+        known = (greedy >= 0) & (greedy < logits.shape[1])
+        reported = logits.gather(1, torch.where(known, greedy, 0)[:, None])[:, 0]
+        agrees = (
+            known
+            & (best - reported <= TIE_RELATIVE * logits.abs().max(dim=-1).values)
+            & (best > least)
+            & states.float().pow(2).sum(dim=-1).isfinite()
+            & normalized.isfinite().all(dim=-1)
+            & logits.isfinite().all(dim=-1)
+        )
+        return [int(n) for n in torch.nonzero(~agrees)[:, 0]]
+
+    def used_after_the_layers(self, hidden_size: int) -> set[nn.Module]:
+        """The modules that are called between the last layer and the logits. Raises InputError where the output
+        of a layer is no state of the hidden size, or does not reach lm_head."""
+        used: set[nn.Module] = set()
+
+        def note(module: nn.Module, _: Any) -> None:
+            if self._layers.passed:
+                used.add(module)
+
+        hooks = [module.register_forward_pre_hook(note) for module in self._model.modules()]
+        try:
+            failure: Exception | None = None
+            for self._layers.as_tuple in (False, True):  # what a layer returns differs by architecture
+                used.clear()
+                try:
+                    entered, logits = self._run(torch.zeros(2, hidden_size))
+                except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+                    failure = error
+                    continue
+                if entered.shape[1] == hidden_size and logits.shape[1] == self._projection.out_features:
+                    return used
+        finally:
+            for hook in hooks:
+                hook.remove()
+        raise InputError(
+            f"the end of {type(self._model).__name__} of transformers cannot be computed from states of"
+            f" {hidden_size} numbers alone"
+        ) from failure
+
+    def _run(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What enters lm_head [N, H] and the logits [N, V]."""
+        self._layers.states, self._layers.passed = states.float()[:, None], False
+        token_ids = torch.zeros(len(states), 1, dtype=torch.long)
+        with torch.no_grad():
+            logits = self._model(input_ids=token_ids, use_cache=False).logits
+        return self._projection.entered.reshape(len(states), -1), logits.reshape(len(states), -1)
 
 
-def read_head(directory: Path) -> Head:
-    """Raises InputError where the checkpoint has no final RMS norm or lm_head under a known name."""
-    config = text_config(read_model_config(directory))
-    files = tensor_files(directory)
-    tied = bool(config.get("tie_word_embeddings"))
-    return Head(
-        norm=_first(directory, files, NORMS).float(),
-        weight=_first(directory, files, (*HEADS, *EMBEDDINGS) if tied else HEADS).float(),
-        epsilon=float(config.get("rms_norm_eps", 1e-6)),
-    )
+def read_head(directory: Path, trust_remote_code: bool = False) -> Head:
+    """Raises InputError with the reason where transformers cannot build the architecture, or the checkpoint
+    does not hold what follows the last layer in a form that is understood."""
+    config = read_model_config(directory)
+    part = language_model_config(config)
+    try:
+        model = _build(directory, part, trust_remote_code)
+        stored = StoredTensors(directory, model, wrapped=part is not config)
+        return _with_weights(model, stored)
+    except InputError:
+        raise
+    except Exception as error:  # transformers raises whatever it likes
+        raise InputError(
+            f"transformers cannot compute the final norm and lm_head of {directory}: {headline(error)}"
+        ) from error
 
 
-def tensor_files(directory: Path) -> dict[str, Path]:
-    """The file of each tensor of a checkpoint, by its name. Raises InputError where there are no weights."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        return {
-            name: directory / file
-            for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-        }
-    found = {}
-    for file in weight_files(directory):
-        with safe_open(file, framework="pt") as tensors:
-            found.update(dict.fromkeys(tensors.keys(), file))
-    return found
+def _build(directory: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    """The float32 model without memory for weights."""
+    with torch.device("meta"):
+        if language_model_class(config) is None:  # the auto classes look for remote code beside config.json
+            return make_language_model(directory, trust_remote_code).eval()
+        with TemporaryDirectory() as part:
+            (Path(part) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            return make_language_model(Path(part), trust_remote_code).eval()
 
 
-def _first(directory: Path, files: dict[str, Path], names: tuple[str, ...]) -> torch.Tensor:
-    for name in names:
-        if name in files:
-            with safe_open(files[name], framework="pt") as tensors:
-                return tensors.get_tensor(name)
-    raise InputError(
-        f"{directory} has none of the tensors {', '.join(names)}; the greedy-token proof needs the final norm"
-        " and lm_head"
-    )
+def _with_weights(model: Any, stored: StoredTensors) -> Head:
+    """`model` with its layers replaced, and the weights of what follows them. All other weights are zeros
+    without memory: what is computed with them enters the layers and goes no further."""
+    tied = model.all_tied_weights_keys
+    names = {module: name for name, module in model.named_modules()}
+    shapes = {name: one.shape for name, one in model.named_parameters(remove_duplicate=False)}
+    layers = decoder_layers(model)
+    hidden_size = model.config.get_text_config(decoder=True).hidden_size
+    linear = model.get_output_embeddings()
+    if not isinstance(linear, nn.Linear):
+        raise InputError(f"{type(model).__name__} of transformers has no lm_head")
+    projection = _Projection(linear)
+    path, _, name = names[linear].rpartition(".")
+    setattr(model.get_submodule(path), name, projection)
+    _drop_weights(model)
+
+    head = Head(model, _Layers(layers), projection)
+    owners = {model, model.get_decoder(), *head.used_after_the_layers(hidden_size)} - {projection}
+
+    def read(parameter: str) -> torch.Tensor:
+        return stored.read(filter(None, (parameter, tied.get(parameter))), shapes[parameter])
+
+    for module in owners:
+        for name, _ in list(module.named_parameters(recurse=False)):
+            value = read(f"{names[module]}.{name}".removeprefix("."))
+            setattr(module, name, nn.Parameter(value.float(), requires_grad=False))
+    projection.rows = read(f"{names[linear]}.weight")
+    if linear.bias is not None:
+        projection.bias = read(f"{names[linear]}.bias").float()
+    return head
+
+
+def _drop_weights(model: nn.Module) -> None:
+    """Zeros in place of all parameters and buffers; those of a parameter are one number, expanded."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            zeros = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            setattr(module, name, nn.Parameter(zeros, requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+
+
+class _Layers:
+    """Stored states in place of what the decoder layers give."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        self.states = torch.empty(0)
+        self.as_tuple = False
+        self.passed = False
+        """Whether the last layer was called in this forward."""
+        for layer in layers:
+            layer.forward = self._forward
+
+    def _forward(self, *_: Any, **__: Any) -> torch.Tensor | tuple[torch.Tensor]:
+        self.passed = True
+        return (self.states,) if self.as_tuple else self.states
+
+
+class _Projection(nn.Module):
+    """lm_head, computed in float32 in blocks of its rows; remembers what entered it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = nn.Parameter(torch.zeros(()).expand(linear.weight.shape), requires_grad=False)
+        """Zeros: some models ask for dtype and device."""
+        self.rows = torch.zeros(()).expand(linear.weight.shape)
+        self.bias: torch.Tensor | None = None
+        self.entered = torch.empty(0)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.entered = states
+        logits = torch.cat([states.float() @ rows.float().T for rows in self.rows.split(BLOCK_ROWS)], dim=-1)
+        return logits if self.bias is None else logits + self.bias
