@@ -1,6 +1,6 @@
-# Proof that the states in the store are the target's: structure, numbers, meaning.
+# Proof of what is in the store, as far as it goes: structure, numbers, checksum, greedy token.
 # Needs: a complete batch, its samples in the store, the target's final norm and lm_head.
-# Makes: <results>/validation/<batch>.json. It deletes nothing: rejected keys go to validation/rejected/, and the next run extracts them anew.
+# Makes: <results>/validation/<batch>.json. It deletes nothing: rejected keys go to validation/rejected/, and the next run extracts them again.
 
 
 rule validate_batch:
@@ -17,7 +17,7 @@ rule validate_batch:
     conda:
         "../envs/workflow.yaml"
     params:
-        config=section("extraction"),
+        config=section("extraction", "target"),
         results=results_directory,
     shell:
         'exec "$python" "$scripts/validate_batch.py" --config {params.config:q} --results {params.results:q}'

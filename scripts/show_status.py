@@ -4,6 +4,7 @@ also while a run holds Snakemake's lock: it only reads records. Standard library
 
 import argparse
 import os
+from collections import Counter
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -96,6 +97,8 @@ def show_counts(results: Path, status: RunStatus, tokens: dict[str, Any]) -> Non
         print(f"  dropped by tokenization: {dropped}")
     for remark in tokens.get("remarks", ()):
         print(f"  tokenization: {remark}")
+    for text, batches in Counter(text for one in status.batches for text in one.not_proven).items():
+        print(f"  not proven (of {batches} batch{'' if batches == 1 else 'es'}): {text}")
     if status.has_training_set:
         print(f"  training set: {results}/training_set")
     for lease in status.running():

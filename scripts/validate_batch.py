@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""Prove the states of one batch: structure, numbers, greedy token. Rejected samples are extracted anew by the
-next run."""
+"""Check the states of one batch: structure, numbers, checksum, greedy token. Rejected samples are extracted
+again by the next run."""
 
 import argparse
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.config import Extraction, load_section
-from eagle3_data.errors import SampleError
+from eagle3_data.config import Extraction, Target, load_section
+from eagle3_data.errors import InputError, SampleError
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.outcomes import rejected_path
 from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
-from eagle3_data.validation.head import read_head
-from eagle3_data.validation.samples import validate_samples
+from eagle3_data.validation.head import Head, read_head
+from eagle3_data.validation.samples import Unknown, validate_samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="section extraction: JSON text or a config file")
+    parser.add_argument("--config", required=True, help="sections extraction, target: JSON or a config file")
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--batch", required=True)
     parser.add_argument(
@@ -38,7 +38,9 @@ def main() -> None:
     all_samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry["row_group"])
     samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
-    verdict = validate_samples(samples, store, identity, target.hidden_size, read_head(Path(target.path)))
+    trust_remote_code = load_section(arguments.config, "target", Target).trust_remote_code
+    head = find_head(Path(target.path), trust_remote_code)
+    verdict = validate_samples(samples, store, identity, target.hidden_size, head)
     fingerprint = identity.batch_fingerprint(entry["fingerprint"])
     record = {
         "batch": arguments.batch,
@@ -53,10 +55,21 @@ def main() -> None:
             cli.say(f"sample {names[key]} ({key}): {reason}")
         raise SampleError(
             f"{len(verdict.rejected)} of {verdict.samples} samples of batch {arguments.batch} are rejected;"
-            " the same command extracts them anew"
+            " the same command extracts them again"
         )
     write_json(arguments.output, record)
-    cli.say(f"batch {arguments.batch}: {verdict.samples} samples, {verdict.tokens} tokens, all proven")
+    cli.say(
+        f"batch {arguments.batch}: {verdict.samples} samples, {verdict.tokens} tokens, none rejected;"
+        f" not proven: {'; '.join(verdict.not_proven())}"
+    )
+
+
+def find_head(target: Path, trust_remote_code: bool) -> Head | Unknown:
+    """The end of the target's model, or why it cannot be had: then nothing is rejected for it."""
+    try:
+        return read_head(target, trust_remote_code)
+    except InputError as error:
+        return Unknown(str(error))
 
 
 if __name__ == "__main__":

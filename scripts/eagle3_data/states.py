@@ -24,6 +24,13 @@ INFINITY = {"BF16": 0x7F80, "F32": 0x7F800000}
 SIGNLESS = {"BF16": 0x7FFF, "F32": 0x7FFFFFFF}
 DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 CHUNK_ROWS = 512
+MANTISSA_BITS = {"BF16": 7, "F32": 23}
+DEGENERATE_OCTAVES = 24
+"""A row is degenerate where most of its numbers are smaller than its largest by 2^-24. Trained models have
+outliers, in rows that gather attention, of up to 2^17 times the usual size (Sun et al., Massive Activations
+in Large Language Models, 2024); a row with one number left, or with one that overflowed, is far above."""
+LOOKED_AT = 64
+"""Numbers of a row, evenly spaced, by which its usual size is judged."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +118,16 @@ def structure_problems(
 
 
 def number_problems(states: States) -> list[tuple[str, str]]:
-    """Rows that are not finite or all zero, and slots that are the same in every row, as (id, message)."""
+    """Rows that are not finite, all zero or degenerate, and slots that are the same in every row, as (id,
+    message)."""
     problems = []
-    bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": []}
+    bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": [], "degenerate": []}
     for start, bits in _chunks(states.bits):
         largest = (bits & SIGNLESS[states.dtype]).max(axis=-1)  # [rows, layers]
-        bad["not-finite"] += [
-            (start + int(t), int(k)) for t, k in np.argwhere(largest >= INFINITY[states.dtype])
-        ]
-        bad["all-zero"] += [(start + int(t), int(k)) for t, k in np.argwhere(largest == 0)]
+        infinite, zero = largest >= INFINITY[states.dtype], largest == 0
+        found = (infinite, zero, _degenerate(bits, largest, states.dtype) & ~infinite & ~zero)
+        for name, rows in zip(bad, found, strict=True):
+            bad[name] += [(start + int(t), int(k)) for t, k in np.argwhere(rows)]
     for name, places in bad.items():
         if places:
             told = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
@@ -143,6 +151,14 @@ def number_problems(states: States) -> list[tuple[str, str]]:
                 ("constant", f"slot {', '.join(map(str, constant))} has the same state at every token")
             )
     return problems
+
+
+def _degenerate(bits: np.ndarray, largest: np.ndarray, dtype: str) -> np.ndarray:
+    """Which rows [rows, layers] of `bits` [rows, layers, H] have mostly negligible numbers beside their
+    `largest` magnitude. Bits of magnitudes are in order of size; an octave is one step of the exponent."""
+    some = bits[..., :: max(1, bits.shape[-1] // LOOKED_AT)] & SIGNLESS[dtype]
+    least = largest - np.minimum(largest, bits.dtype.type(DEGENERATE_OCTAVES << MANTISSA_BITS[dtype]))
+    return np.count_nonzero(some < least[..., None], axis=-1) * 4 > some.shape[-1] * 3
 
 
 def _chunks(bits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

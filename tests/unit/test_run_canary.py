@@ -29,7 +29,8 @@ from eagle3_data.canary.model import MAX_BYTES, build_canary, shrink, size_bytes
 from eagle3_data.canary.quantization import quantization_of
 from eagle3_data.canary.run import prompts, run_canary
 from eagle3_data.engines.base import EngineSettings, Request, error_path
-from eagle3_data.engines.transformers import ReferenceModel, make_language_model
+from eagle3_data.engines.language_model import make_language_model
+from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import CompatibilityError
 from eagle3_data.findings import Finding
 from eagle3_data.target import text_config

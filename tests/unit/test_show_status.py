@@ -205,6 +205,17 @@ def test_a_finished_run_is_told_in_counts_alone(records: Records) -> None:
         assert "snakemake" not in told
 
 
+def test_what_validation_could_not_prove_is_told(records: Records) -> None:
+    finished(records)
+    for batch, reason in zip(
+        records.fingerprints, (["middle slots"], ["middle slots", "no norm"]), strict=True
+    ):
+        path = records.results / f"validation/{batch}.json"
+        write_json(path, {**json.loads(path.read_text()), "not_proven": reason})
+    told = records.status()
+    assert "  not proven (of 2 batches): middle slots\n  not proven (of 1 batch): no norm\n" in told
+
+
 def test_what_tokenization_cut_or_left_out_is_told(records: Records) -> None:
     path = records.results / "tokens/batches.json"
     record = json.loads(path.read_text())

@@ -16,17 +16,29 @@ from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import sample_key
 from eagle3_data.identity import ExtractionIdentity
-from eagle3_data.records import write_json
 from eagle3_data.samples import Sample
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
 from eagle3_data.validation.head import read_head
-from eagle3_data.validation.samples import Verdict, validate_samples
+from eagle3_data.validation.samples import Unknown, Verdict, validate_samples
 
 HIDDEN, VOCAB, SAMPLES = 32, 50, 24
 IDENTITY = ExtractionIdentity(
     fingerprint="f", layers=(1, 2), dtype="bfloat16", quantization="none", engine="e", engine_arguments={}
 )
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass
@@ -67,18 +79,18 @@ def batch(tmp_path: Path) -> Fixture:
     generator = torch.Generator().manual_seed(0)
     target = tmp_path / "target"
     target.mkdir()
-    (target / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-6}))
+    (target / "config.json").write_text(json.dumps(CONFIG))
     norm = torch.rand(HIDDEN, generator=generator) * 3 + 0.1
-    head = torch.randn(VOCAB, HIDDEN, generator=generator)
-    save_file({"model.norm.weight": norm, "lm_head.weight": head}, target / "model.safetensors")
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator)
+    save_file({"model.norm.weight": norm, "lm_head.weight": weight}, target / "model.safetensors")
     store = Store(tmp_path / "store", IDENTITY.extraction_id)
     store.directory.mkdir(parents=True)
-    samples = []
+    samples, head = [], read_head(target)
     for n in range(SAMPLES):
         ids = tuple(range(n, n + 9))
         samples.append(Sample(f"s:{n}", sample_key(ids), ids, (1,) * 9))
         states = torch.randn(9, 2, HIDDEN, generator=generator).to(torch.bfloat16)
-        commit(store, samples[-1], states, int(read_head(target).logits(states[-1:, -1].float()).argmax()))
+        commit(store, samples[-1], states, int(head.logits(states[-1:, -1]).argmax()))
     return Fixture(store, target, samples)
 
 
@@ -154,15 +166,67 @@ def test_a_missing_sidecar_is_rejected_not_raised(batch: Fixture) -> None:
 
 def test_a_tie_within_rounding_is_no_disagreement(batch: Fixture) -> None:
     head = read_head(batch.target)
-    logits = head.logits(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5)))
-    assert head.disagreements(torch.zeros(1, HIDDEN), torch.tensor([3])) == []
     state = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5))
+    logits = head.logits(state)
     assert head.disagreements(state, logits.argmax(-1)) == []
     assert head.disagreements(state, logits.argmin(-1)) == [0]
+    assert head.disagreements(state * (1 + 2**-9), logits.argmax(-1)) == []
 
 
-def test_a_target_without_a_known_head_is_told(tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", {})
-    save_file({"something": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match="final norm and lm_head"):
-        read_head(tmp_path)
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**9])
+def test_a_greedy_token_outside_the_vocabulary_is_a_disagreement(batch: Fixture, token: int) -> None:
+    assert read_head(batch.target).disagreements(torch.ones(1, HIDDEN), torch.tensor([token])) == [0]
+
+
+@pytest.mark.parametrize(
+    "number", [1e3, 65504.0, 1e18, 1.8e19, 1e30, 3e38, float("inf"), float("nan"), -1.8e19]
+)
+def test_one_large_number_in_the_last_state_is_rejected(batch: Fixture, number: float) -> None:
+    """From 1.8e19 on the square overflows, and the norm gives zeros: all tokens tie."""
+
+    def change(states: torch.Tensor) -> torch.Tensor:
+        states[-1, -1, 7] = number
+        return states
+
+    for n in range(SAMPLES):
+        batch.rewrite(change, n)
+    rejected = batch.validate().rejected
+    assert len(rejected) >= SAMPLES - 2  # one number in 50 gives the same token by chance
+    if abs(number) >= 1e18 or number != number:
+        assert len(rejected) == SAMPLES
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_row_of_which_next_to_nothing_is_left_is_rejected(batch: Fixture, left: int, slot: int) -> None:
+    def change(states: torch.Tensor) -> torch.Tensor:
+        states[6:, slot, left:] = 0
+        return states
+
+    batch.rewrite(change)
+    reason = batch.validate().rejected[batch.samples[1].key]
+    assert ("degenerate: 3 state rows" if left else "all-zero: 3 state rows") in reason
+
+
+def test_the_verdict_says_what_was_proven_and_what_was_not(batch: Fixture) -> None:
+    record = batch.validate().as_record()
+    assert [(proof["proof"], proof["samples"]) for proof in record["proofs"]] == [
+        ("structure", SAMPLES),
+        ("numbers", SAMPLES),
+        ("checksum", SAMPLES),
+        ("greedy-token", SAMPLES),
+    ]
+    (text,) = record["not_proven"]
+    assert "any other slot or token" in text
+
+
+def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for_it(batch: Fixture) -> None:
+    save_file({"something": torch.zeros(1)}, batch.target / "model.safetensors")
+    with pytest.raises(InputError, match="holds no weights for") as caught:
+        read_head(batch.target)
+    batch.rewrite(lambda states: states.flip(1))
+    verdict = validate_samples(batch.samples, batch.store, IDENTITY, HIDDEN, Unknown(str(caught.value)))
+    assert verdict.rejected == {}
+    greedy = verdict.as_record()["proofs"][-1]
+    assert greedy["samples"] == 0 and "holds no weights for" in greedy["unknown"]
+    assert "of the last one: " in verdict.not_proven()[0] and "holds no weights" in verdict.not_proven()[0]

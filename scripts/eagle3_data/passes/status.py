@@ -25,13 +25,15 @@ is done here."""
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """`state` is validated, extracted, rejected, failed or pending; `detail` says why, or what comes next."""
+    """`state` is validated, extracted, rejected, failed or pending; `detail` says why, or what comes next;
+    `not_proven` what no proof of its validation covers."""
 
     batch: str
     state: str
     samples: int
     tokens: int
     detail: str = ""
+    not_proven: tuple[str, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -128,8 +130,8 @@ class RunStatus:
         return self.tokens["batches"] if self.tokens else {}
 
     def _batch(self, batch: str, entry: dict[str, Any]) -> BatchStatus:
-        def status(state: str, detail: str = "") -> BatchStatus:
-            return BatchStatus(batch, state, entry["samples"], entry["tokens"], detail)
+        def status(state: str, detail: str = "", not_proven: tuple[str, ...] = ()) -> BatchStatus:
+            return BatchStatus(batch, state, entry["samples"], entry["tokens"], detail, not_proven)
 
         if rejected := self._rejected.get(batch):
             return status(
@@ -144,6 +146,7 @@ class RunStatus:
             return status(
                 "validated" if validated else "extracted",
                 f"without {left_out} failed samples" if left_out else "",
+                tuple(verdict.get("not_proven", ())) if validated and verdict else (),
             )
         if self._lost and self._is_lost(batch):
             return status("pending", self._lost.headline)

@@ -70,8 +70,8 @@ class Head:
         return [int(n) for n in torch.nonzero(~agrees)[:, 0]]
 
     def used_after_the_layers(self, hidden_size: int) -> set[nn.Module]:
-        """The modules that are called between the last layer and the logits. Raises InputError where the output
-        of a layer is no state of the hidden size, or does not reach lm_head."""
+        """The modules that are called between the last layer and the logits. Raises InputError where the
+        output of a layer is no state of the hidden size, or does not reach lm_head."""
         used: set[nn.Module] = set()
 
         def note(module: nn.Module, _: Any) -> None:
@@ -81,7 +81,7 @@ class Head:
         hooks = [module.register_forward_pre_hook(note) for module in self._model.modules()]
         try:
             failure: Exception | None = None
-            for self._layers.as_tuple in (False, True):  # what a layer returns differs by architecture
+            for self._layers.others in (None, (), (None,)):
                 used.clear()
                 try:
                     entered, logits = self._run(torch.zeros(2, hidden_size))
@@ -181,15 +181,16 @@ class _Layers:
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self.states = torch.empty(0)
-        self.as_tuple = False
+        self.others: tuple[None, ...] | None = None
+        """What a layer returns beside its states differs by architecture. None: it returns no tuple."""
         self.passed = False
         """Whether the last layer was called in this forward."""
         for layer in layers:
             layer.forward = self._forward
 
-    def _forward(self, *_: Any, **__: Any) -> torch.Tensor | tuple[torch.Tensor]:
+    def _forward(self, *_: Any, **__: Any) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
         self.passed = True
-        return (self.states,) if self.as_tuple else self.states
+        return self.states if self.others is None else (self.states, *self.others)
 
 
 class _Projection(nn.Module):

@@ -19,14 +19,23 @@ from eagle3_data.validation.head import Head
 GREEDY_CHUNK = 256
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A proof that cannot be made, and why."""
+
+    reason: str
+
+
 @dataclass
 class Verdict:
-    """`rejected` maps a sample's key to the reason."""
+    """`rejected` maps a sample's key to the reason; `greedy_unknown` says why no last state was held against
+    the engine's next token, empty where each was."""
 
     samples: int = 0
     tokens: int = 0
     size_bytes: int = 0
     rejected: dict[str, str] = field(default_factory=dict)
+    greedy_unknown: str = ""
 
     def as_record(self) -> dict[str, Any]:
         return {
@@ -34,16 +43,40 @@ class Verdict:
             "tokens": self.tokens,
             "size_bytes": self.size_bytes,
             "rejected": self.rejected,
+            "proofs": self.proofs(),
+            "not_proven": self.not_proven(),
         }
+
+    def proofs(self) -> list[dict[str, Any]]:
+        """What was applied to how many samples, and which part of each it covers."""
+        every_state = {"samples": self.samples, "covers": "every slot and token"}
+        return [
+            {"proof": "structure", **every_state},
+            {"proof": "numbers", **every_state},
+            {"proof": "checksum", **every_state},
+            {
+                "proof": "greedy-token",
+                "samples": 0 if self.greedy_unknown else self.samples,
+                "covers": "last slot, last token",
+                **({"unknown": self.greedy_unknown} if self.greedy_unknown else {}),
+            },
+        ]
+
+    def not_proven(self) -> list[str]:
+        """In words, what none of the proofs covers."""
+        beyond = "that the states are the target's own: of any other slot or token than the last one"
+        if not self.greedy_unknown:
+            return [beyond]
+        return [f"{beyond}, and of the last one: {self.greedy_unknown}"]
 
 
 def validate_samples(
-    samples: list[Sample], store: Store, identity: ExtractionIdentity, hidden_size: int, head: Head
+    samples: list[Sample], store: Store, identity: ExtractionIdentity, hidden_size: int, head: Head | Unknown
 ) -> Verdict:
     """Check every sample: sidecar and checksum, structure, numbers, no state rows shared with another sample
-    at another prefix, and the greedy token. Memory is bounded by one sample plus the last states [N, H] of a
-    chunk."""
-    verdict = Verdict()
+    at another prefix, and the greedy token where `head` is known. Memory is bounded by one sample plus the
+    last states [N, H] of a chunk."""
+    verdict = Verdict(greedy_unknown=head.reason if isinstance(head, Unknown) else "")
     shared = SharedRows()
     last: list[tuple[str, torch.Tensor, int]] = []
     for sample in samples:
@@ -69,6 +102,8 @@ def validate_samples(
                 sidecar["greedy_token"],
             )
         )
+    if isinstance(head, Unknown):
+        return verdict
     for chunk in _chunks(last):
         vectors, greedy = (
             torch.stack([state for _, state, _ in chunk]),
