@@ -36,6 +36,7 @@ def installed(arguments: argparse.Namespace) -> None:
         config.load_section(arguments.config, "extraction", config.Extraction),
         config.load_section(arguments.config, "compatibility", config.Compatibility),
         read_json(arguments.batches),
+        Path(arguments.output).parent,
     )
     report.show(result, INSTALLED_TITLE)
     write_report(result, Path(arguments.output))

@@ -1,6 +1,9 @@
 """What follows from sizes, versions and the tokenizer; accepting findings; the report."""
 
 import ast
+import errno
+import fcntl
+import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +15,7 @@ from eagle3_data.compatibility.run import arithmetic
 from eagle3_data.compatibility.run.arithmetic import Workload
 from eagle3_data.compatibility.run.report import render, verdict
 from eagle3_data.findings import IDS, Finding, Findings, accept, in_order
+from eagle3_data.links import possible_link
 
 GB = 10**9
 PACKAGE = Path(__file__).parents[2] / "scripts" / "eagle3_data"
@@ -125,6 +129,63 @@ def test_states_already_in_the_store_need_no_room(tmp_path, monkeypatch):
     (tmp_path / "id").mkdir()
     (tmp_path / "id" / "a.safetensors").write_bytes(bytes(108_000))
     assert ids(arithmetic.check_disk(workload(1000), str(tmp_path))) == [("disk-tight", "warn")]
+
+
+@pytest.mark.parametrize("store", ["file", "file/below", "device"])
+def test_a_store_that_cannot_be_is_found_before_anything_is_loaded(tmp_path, store):
+    (tmp_path / "file").write_text("")
+    place = "/dev/null" if store == "device" else str(tmp_path / store)
+    (finding,) = arithmetic.check_store(workload(1000), place)
+    assert (finding.id, finding.level) == ("store-unusable", "fail")
+    assert "is a file where a directory is needed" in finding.title
+    assert arithmetic.check_store(workload(1000), str(tmp_path / "not/yet/there")) == []
+
+
+@pytest.mark.parametrize(("size", "expected"), [(100_000, True), (1_200_000, False)])
+def test_a_store_that_is_only_read_is_enough_where_nothing_is_missing(tmp_path, monkeypatch, size, expected):
+    (tmp_path / "id/aa").mkdir(parents=True)
+    (tmp_path / "id/aa/a.safetensors").write_bytes(bytes(size))
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert bool(arithmetic.check_store(workload(1000), str(tmp_path))) == expected
+
+
+@pytest.mark.parametrize(
+    ("way", "free", "expected"),
+    [
+        ("hard link", 0, []),
+        ("reflink", 0, []),
+        (None, 0, []),
+        ("copy", 2 * GB, [("states-copied", "warn")]),
+        ("copy", 0.5 * GB, [("states-copied", "fail")]),
+    ],
+)
+def test_copies_are_announced_with_their_size(tmp_path, monkeypatch, way, free, expected):
+    monkeypatch.setattr(arithmetic.shutil, "disk_usage", lambda place: type("Usage", (), {"free": int(free)}))
+    found = arithmetic.check_copies(workload(1_000_000), "elsewhere/store", tmp_path / "run", way)
+    assert ids(found) == expected
+    for finding in found:
+        assert "another 1.0 GB: files in elsewhere/store cannot be linked" in finding.title
+
+
+@pytest.mark.parametrize("content", ["a sample", "nothing yet"])
+@pytest.mark.parametrize("same", [True, False], ids=["one file system", "two file systems"])
+def test_whether_links_are_possible_is_tried_and_leaves_nothing_behind(tmp_path, monkeypatch, content, same):
+    def refuse(*arguments):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    store, results = tmp_path / "store", tmp_path / "results"
+    for directory in (store, results):
+        directory.mkdir()
+    if content == "a sample":
+        (store / "id/aa").mkdir(parents=True)
+        (store / "id/aa/a.safetensors").write_bytes(b"states")
+    if not same:
+        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(fcntl, "ioctl", refuse)
+    before = sorted(tmp_path.rglob("*"))
+    place = store if content == "a sample" else store / "not/yet"
+    assert possible_link(place, results / "run") == ("hard link" if same else "copy")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

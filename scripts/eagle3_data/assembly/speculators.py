@@ -10,9 +10,6 @@ provenance.json                               where every number comes from
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
@@ -24,32 +21,21 @@ import numpy as np
 
 from eagle3_data.cli import say
 from eagle3_data.errors import InputError
+from eagle3_data.links import link
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.progress import Progress
 from eagle3_data.records import read_json
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 
-FICLONE = 0x40049409
-"""ioctl request of Linux that makes a file share another's blocks (linux/fs.h)."""
-
 
 def link_states(source: Path, destination: Path) -> str:
     """Make `destination` the same bytes as `source`, as cheaply as the file system can: "hard link",
     "reflink" or "copy"."""
-    try:
-        os.link(source, destination)
-        return "hard link"
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-    try:
-        with open(source, "rb") as reader, open(destination, "wb") as writer:
-            fcntl.ioctl(writer, FICLONE, reader.fileno())
-        return "reflink"
-    except OSError:
+    way = link(source, destination)
+    if way is None:
         shutil.copyfile(source, destination)
-        return "copy"
+    return way or "copy"
 
 
 @dataclass

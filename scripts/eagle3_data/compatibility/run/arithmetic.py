@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.findings import Finding
+from eagle3_data.errors import StorageError
+from eagle3_data.findings import Finding, Level
 from eagle3_data.layers import layer_problems
-from eagle3_data.places import existing_parent
+from eagle3_data.places import check_directory, existing_parent
 from eagle3_data.target import max_positions, text_config
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -129,6 +130,37 @@ def check_tensor_parallel(model_config: dict[str, Any], tensor_parallel: int) ->
             )
         )
     return findings
+
+
+def check_store(workload: Workload, store: str) -> list[Finding]:
+    """Whether states can be written to the store, unless all of them may be there already."""
+    try:
+        check_directory(Path(store), writable=True, setting="extraction.store")
+    except StorageError as error:
+        if stored_bytes(Path(store), enough=workload.size_bytes) < workload.size_bytes:
+            remedy = "make it writable, or set extraction.store to another directory"
+            return [Finding("store-unusable", "fail", str(error), "extraction.store", remedy=remedy)]
+    return []
+
+
+def check_copies(workload: Workload, store: str, results: Path, way: str | None) -> list[Finding]:
+    """Whether the training set takes room of its own, since its states cannot be links into the store, and
+    whether there is as much. `way` is how it can be made (`eagle3_data.links`)."""
+    if way != "copy":
+        return []
+    place = existing_parent(results)
+    free = shutil.disk_usage(place).free
+    size = human_bytes(workload.size_bytes)
+    title = (
+        f"the training set will hold copies of the states, another {size}: files in {store} cannot be linked"
+        f" to {place}, which has {human_bytes(free)} free"
+    )
+    remedy = (
+        "for links, put extraction.store on the file system of the results, as a directory of your own;"
+        f" or keep {size} free for the copies"
+    )
+    level: Level = "warn" if free >= workload.size_bytes else "fail"
+    return [Finding("states-copied", level, title, "extraction.store", remedy=remedy)]
 
 
 def check_disk(workload: Workload, store: str) -> list[Finding]:

@@ -22,9 +22,16 @@ from eagle3_data.config import Compatibility, Extraction, Tokenization
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.findings import Finding, Findings, accept, in_order
 from eagle3_data.layers import OFFSETS, default_layers
+from eagle3_data.links import possible_link
 from eagle3_data.target import TargetDescription, read_model_config
 
 VLLM_ENGINES = "eagle3_data.engines.vllm"
+TRAINING_SET: dict[str | None, str] = {
+    "hard link": "hard links into the store, no further room",
+    "reflink": "reflinks to the store's files, no further room",
+    "copy": "copies of the states",
+    None: "not known: no file can be written to try it with",
+}
 OTHER_CLIENTS = ("speculators", "hs_connectors")
 """Installed beside our engine and bound, too; a run does not go through them, so what fails there is a
 warning here."""
@@ -44,6 +51,7 @@ def check(
     extraction: Extraction,
     compatibility: Compatibility,
     batches: dict[str, Any],
+    results: Path,
 ) -> Findings:
     """Everything stage A can tell about this run on this machine."""
     started = time.monotonic()
@@ -61,7 +69,11 @@ def check(
         target.path, target.model_type, target.needs_remote_code, target_section.trust_remote_code
     )
     findings += check_engine(extraction.engine)
+    way = possible_link(Path(extraction.store), results)
+    subject |= {"training set": TRAINING_SET[way]}
+    findings += arithmetic.check_store(workload, extraction.store)
     findings += arithmetic.check_disk(workload, extraction.store)
+    findings += arithmetic.check_copies(workload, extraction.store, results, way)
     if extraction.engine.startswith(VLLM_ENGINES):
         tree = installed_tree("vllm")
         findings += versions.check_installed()
