@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from eagle3_data import bounds
 from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.errors import InputError, causes_of
 from eagle3_data.hashing import hash_json, sample_key
@@ -477,6 +478,43 @@ def test_a_missing_chat_template_is_an_error(tmp_path, processes):
     with pytest.raises(InputError, match="no chat template, and conversations need one") as caught:
         run(tmp_path, lines(tmp_path / "talks.jsonl", *talks(300)), template=None, processes=processes)
     assert causes_of(caught.value) == []
+
+
+ENDLESS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
+    + 2 * ("{% endfor %}")
+)
+BOMB = "{% set x = namespace(t='x' * 1000) %}{% for i in range(40) %}{% set x.t = x.t ~ x.t %}{% endfor %}"
+ONLY_LONG = "{% if messages[0].content | length > 5 %}" + "BAD{% endif %}"
+CHAT = (Path(__file__).parents[1] / "data/templates/chatml.jinja").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"), [(ENDLESS, "ran for more than 0.5 s"), (BOMB, "asked for more than 0.5 GiB")]
+)
+@pytest.mark.parametrize("when", ["always", "in one row"])
+def test_a_template_that_does_not_end_is_named_with_its_row(tmp_path, monkeypatch, bad, words, when):
+    monkeypatch.setattr(bounds, "SECONDS", 0.5)
+    monkeypatch.setattr(bounds, "MEMORY_BYTES", 1 << 29)
+    template = tmp_path / "mine.jinja"
+    template.write_text((bad if when == "always" else ONLY_LONG.replace("BAD", bad)) + CHAT, encoding="utf-8")
+    source = lines(
+        tmp_path / "talks.jsonl", {"messages": talk("Hi", "Ho")}, {"messages": talk("A long one", "Ho")}
+    )
+    with pytest.raises(InputError) as caught:
+        run(tmp_path, source, chat_template=str(template))
+    assert f"the chat template {template} {words}" in str(caught.value)
+    where = (
+        "while rendering a short conversation; correct the template"
+        if when == "always"
+        else "talks.jsonl, line 2: "
+    )
+    assert where in str(caught.value)
+    if when == "in one row":
+        assert run(tmp_path, source, chat_template=str(template), on_bad_row="drop").fates() == [
+            "kept",
+            "bad-row",
+        ]
 
 
 # The script itself, as a rule runs it

@@ -14,7 +14,7 @@ from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.tokenization.encoder import Encoded, SpanEncoder
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
-from eagle3_data.tokenization.masking.template import ChatTemplate
+from eagle3_data.tokenization.masking.template import ChatTemplate, probing
 from eagle3_data.tokenization.masking.turns import Rendering, TurnLocator
 from eagle3_data.tokenization.reading.layouts import own_name, read_row
 from eagle3_data.tokenization.reading.messages import SHOWN
@@ -55,9 +55,10 @@ class RowTokenizer:
         self._data = data
         self._settings = settings
         markers = ReasoningMarkers(settings.reasoning_markers)
-        self._tools = (
-            (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
-        )
+        with probing():
+            self._tools = (
+                (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
+            )
         self._encoder = SpanEncoder(tokenizer.backend)
 
     @property

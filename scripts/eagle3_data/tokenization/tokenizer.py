@@ -12,7 +12,7 @@ from eagle3_data.config import Target, Tokenization
 from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
-from eagle3_data.tokenization.masking.template import ChatTemplate
+from eagle3_data.tokenization.masking.template import ChatTemplate, probing
 from eagle3_data.tokenization.shared_heads import SharedHeads
 
 TRIAL = "  Hello,\n\n wörld!  <think> 12345 日本\t"
@@ -51,7 +51,8 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
         raise InputError(f"the tokenizer in {description.path} cannot be loaded{hint}") from error
     prefix = special_prefix(tokenizer)  # before FastBackend takes the tokenizer's own post-processor away
     stops = stop_token_ids(Path(description.path), tokenizer)
-    template = _template(tokenizer, stops, settings)
+    with probing():
+        template = _template(tokenizer, stops, settings, description.path)
     return TargetTokenizer(
         prefix=prefix,
         backend=SharedHeads(_backend(tokenizer), template.control_tokens if template else ()),
@@ -93,7 +94,7 @@ def special_prefix(tokenizer: Any) -> tuple[int, ...]:
     return tuple(full[: next(starts, 0)])
 
 
-def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatTemplate | None:
+def _template(tokenizer: Any, stops: list[int], settings: Tokenization, path: str) -> ChatTemplate | None:
     from transformers import PreTrainedTokenizerBase
 
     source = getattr(tokenizer, "chat_template", None)
@@ -120,4 +121,5 @@ def _template(tokenizer: Any, stops: list[int], settings: Tokenization) -> ChatT
         today=date.fromisoformat(settings.date),
         stop_texts=[tokenizer.decode([i], skip_special_tokens=False) for i in stops],
         added_tokens=[str(token) for token in tokenizer.get_added_vocab()],
+        name=f"the chat template {settings.chat_template or 'of ' + path}",
     )

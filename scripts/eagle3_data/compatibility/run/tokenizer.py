@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.bounds import call_bounded
 from eagle3_data.compatibility.run.remote_code import REMEDY
 from eagle3_data.config import Tokenization
 from eagle3_data.errors import headline, message_of
@@ -116,9 +117,8 @@ def _template(tokenizer: Any, vocab_size: int, target: str, tokenization: Tokeni
         )
         return [Finding("no-chat-template", "warn", title, place, remedy=remedy)]
     try:
-        text = tokenizer.apply_chat_template(
-            CONVERSATION, tokenize=False, **override, **tokenization.template_arguments
-        )
+        arguments = {**override, **tokenization.template_arguments}
+        text = call_bounded(lambda: tokenizer.apply_chat_template(CONVERSATION, tokenize=False, **arguments))
         ids = tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:  # noqa: BLE001 - whatever a template raises is the finding
         title = f"the chat template does not render a plain conversation: {headline(error)}"

@@ -7,16 +7,18 @@ looking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from eagle3_data.bounds import RunawayError, call_bounded
 from eagle3_data.errors import InputError, headline
 from eagle3_data.tokenization.masking.call_style import CallStyle, Message
-from eagle3_data.tokenization.reading.rows import DropError
+from eagle3_data.tokenization.reading.rows import BadRowError, DropError
 
 MARK = "\ue0f1c\ue0f2"
 REASONING_MARK = "\ue0f1r\ue0f2"
@@ -40,6 +42,19 @@ TEMPLATE_ERRORS = (
 expects."""
 
 
+@contextmanager
+def probing() -> Iterator[None]:
+    """For a block that renders made-up conversations: raises InputError if the template does not come to an
+    end."""
+    try:
+        yield
+    except BadRowError as error:
+        raise InputError(
+            f"{error}, while rendering a short conversation; correct the template, or name another file in"
+            " tokenization.chat_template"
+        ) from None
+
+
 class ChatTemplate:
     """Renders conversations as `tokenizer.apply_chat_template(tokenize=False)` does, without its cost per
     call.
@@ -60,6 +75,7 @@ class ChatTemplate:
         stop_texts: Sequence[str],
         added_tokens: Sequence[str],
         own_way: Callable[..., str] | None = None,
+        name: str = "the target's chat template",
     ) -> None:
         """`variables` are the tokenizer's special tokens and the user's arguments; `stop_texts` the target's
         own stop tokens, `added_tokens` all added ones.
@@ -68,6 +84,7 @@ class ChatTemplate:
         writes tools in its own notation and hands them to the template.
         """
         self.source = source
+        self.name = name
         self._variables = {**variables, "strftime_now": today.strftime}
         self._own_way = own_way
         self._check_syntax()
@@ -90,7 +107,8 @@ class ChatTemplate:
         *,
         generation_prompt: bool = False,
     ) -> str:
-        """The conversation as text. Raises DropError("template-refused") with the template's own message."""
+        """The conversation as text. Raises DropError("template-refused") with the template's own message, and
+        BadRowError if the template does not come to an end with it."""
         options = {
             "tools": tools,
             "chat_template": self.source,
@@ -98,11 +116,16 @@ class ChatTemplate:
             **self._variables,
         }
         try:
-            if self._own_way:
-                return str(self._own_way(list(messages), tokenize=False, **options))
-            return str(render_jinja_template([messages], **options)[0][0])
+            return call_bounded(lambda: self._rendered(messages, options))
+        except RunawayError as error:
+            raise BadRowError(f"{self.name} {error}") from None
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
+
+    def _rendered(self, messages: Sequence[Message], options: dict[str, Any]) -> str:
+        if self._own_way:
+            return str(self._own_way(list(messages), tokenize=False, **options))
+        return str(render_jinja_template([messages], **options)[0][0])
 
     def attempt(self, *messages: Message, generation_prompt: bool = False) -> str:
         """The conversation as text, empty if the template refuses it."""
@@ -117,13 +140,17 @@ class ChatTemplate:
         """Character spans that the template itself marks with `{% generation %}`, in the text that `render`
         gives. Raises DropError."""
         try:
-            spans: list[tuple[int, int]] = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=self.source,
-                return_assistant_tokens_mask=True,
-                **self._variables,
-            )[1][0]
+            spans: list[tuple[int, int]] = call_bounded(
+                lambda: render_jinja_template(
+                    [messages],
+                    tools=tools,
+                    chat_template=self.source,
+                    return_assistant_tokens_mask=True,
+                    **self._variables,
+                )[1][0]
+            )
+        except RunawayError as error:
+            raise BadRowError(f"{self.name} {error}") from None
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
         return spans
