@@ -14,7 +14,7 @@ min_version("9.27")
 # The demo's configuration only where no other is given: its values must not fill the gaps of a real one.
 if not workflow.config_settings.configfiles:
 
-    configfile: "config/config.yaml"
+    configfile: f"{workflow.current_basedir}/config/config.yaml"
 
 
 include: "rules/common.smk"
@@ -40,19 +40,26 @@ localrules:
     status,
 
 
+# A target asks for the files of every stage before it, too: one that was lost is made again, or the run fails.
 rule all:
     default_target: True
     input:
+        files_before_extraction,
+        extracted_batches,
+        validated_batches,
         "<results>/training_set",
 
 
 rule extract:
     input:
+        files_before_extraction,
         extracted_batches,
 
 
 rule validate:
     input:
+        files_before_extraction,
+        extracted_batches,
         validated_batches,
 
 

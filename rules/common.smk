@@ -3,46 +3,62 @@
 import os
 import subprocess
 import sys
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from shlex import join, quote
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
-SCRIPTS = f"{workflow.basedir}/scripts"
+# `workflow.basedir` would be the outer workflow's where this one is used as a module.
+PROJECT = str(Path(str(workflow.current_basedir)).parent)
+SCRIPTS = f"{PROJECT}/scripts"
 sys.path.insert(0, SCRIPTS)
 
 try:
-    from eagle3_data.config import load_config, sections_json
-    from eagle3_data.errors import ConfigError, StorageError
+    from eagle3_data.checkpoints import require
+    from eagle3_data.config import load_config, read_config_file, write_sections
+    from eagle3_data.errors import Eagle3DataError
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
     from eagle3_data.places import check_directory
+    from eagle3_data.run_paths import RunPaths
     from eagle3_data.tokenization.reading.sources import files_of
 except ImportError as error:
     raise WorkflowError(
         f"the environment of this workflow is incomplete ({error!r}); run `make environment` and activate .venv"
     )
 
-try:
-    CONFIG = load_config(config)
-except ConfigError as error:
-    raise WorkflowError(str(error))
+DEMO_CONVERSATIONS = f"{PROJECT}/config/demo/conversations.jsonl"
 
-# Inherited by every job, on other machines, too: those read this file again.
-if CONFIG.private:
-    os.umask(PRIVATE_UMASK)
 
-RESULTS = f"results/{CONFIG.run}"
-LOGS = f"logs/{CONFIG.run}"
-PLAN = Plan(CONFIG, Path(RESULTS))
+def with_demo_data(values):
+    """The demo's conversations lie beside the Snakefile, wherever Snakemake is called."""
+    values = deepcopy(dict(values))
+    sources = values.get("data", {}).get("sources") if isinstance(values.get("data"), dict) else None
+    for source in sources if isinstance(sources, list) else ():
+        if source.get("path") == "config/demo/conversations.jsonl" and not os.path.exists(source["path"]):
+            source["path"] = DEMO_CONVERSATIONS
+    return values
+
+
 try:
+    for file in workflow.config_settings.configfiles:
+        read_config_file(file)  # for what Snakemake's own reader does not mind, such as a key given twice
+    CONFIG = load_config(with_demo_data(config))
+    # Inherited by every job, on other machines, too: those read this file again.
+    if CONFIG.private:
+        os.umask(PRIVATE_UMASK)
+    PATHS = RunPaths.of_run(CONFIG.run)
+    PLAN = Plan(CONFIG, PATHS)
     PLAN.check_store()
-    for place in (RESULTS, LOGS):
-        check_directory(Path(place), writable=not workflow.dryrun)
-except StorageError as error:
+    for place in (PATHS.results, PATHS.logs):
+        check_directory(place, writable=not workflow.dryrun)
+except Eagle3DataError as error:
     raise WorkflowError(str(error))
 
-DEMO_CONVERSATIONS = f"{workflow.basedir}/config/demo/conversations.jsonl"
+RESULTS, LOGS = str(PATHS.results), str(PATHS.logs)
 # What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
 os.environ.setdefault(
     "EAGLE3_DATA_COMMAND",
@@ -56,7 +72,8 @@ shell.prefix(f"python={quote('python' if IN_CONDA else sys.executable)} scripts=
 
 
 def section(*names):
-    return sections_json(CONFIG, *names)
+    """A file with these sections, named after their content: where they change, the rule runs again."""
+    return str(write_sections(CONFIG, PATHS.configs, *names))
 
 
 def results_directory(wildcards):
@@ -64,7 +81,7 @@ def results_directory(wildcards):
 
 
 def tokens_directory(wildcards):
-    return f"{RESULTS}/tokens"
+    return str(PATHS.tokens)
 
 
 def target_files(wildcards):
@@ -77,33 +94,52 @@ def target_files(wildcards):
 
 
 def source_files(wildcards):
-    """What a change of tokenizes anew. A missing file is left to the script, which explains it."""
+    """What a change of tokenizes again. A missing file is left to the script, which explains it."""
     files = [str(path) for source in CONFIG.data.sources for path in files_of(source)]
     template = CONFIG.tokenization.chat_template
     return [*files, template] if template and Path(template).exists() else files
 
 
-def batches():
-    checkpoints.tokenize_dataset.get()
-    return sorted(PLAN.view().batches)
+@cache
+def remove_damaged_records():
+    """Once, before anything is planned: Snakemake then makes them again, as what was lost."""
+    damaged = PLAN.damaged_records() if workflow.is_main_process else []
+    if damaged and workflow.dryrun:
+        raise WorkflowError(
+            f"damaged: {', '.join(map(str, damaged))}; a run without --dry-run makes them again"
+        )
+    for path in damaged:
+        logger.warning(f"{path} is damaged; it is made again")
+        path.unlink(missing_ok=True)
+
+
+def planned():
+    """The plan, once what it is made from is there."""
+    remove_damaged_records()
+    require(checkpoints.describe_target)
+    require(checkpoints.tokenize_dataset)
+    return PLAN
+
+
+def files_before_extraction(wildcards):
+    return [str(path) for path in PATHS.before_extraction]
 
 
 def extracted_batches(wildcards):
-    return [f"{RESULTS}/extraction/batches/{batch}.json" for batch in batches()]
+    return [str(PATHS.gate(batch)) for batch in planned().batches()]
 
 
 def validated_batches(wildcards):
-    return [f"{RESULTS}/validation/{batch}.json" for batch in batches()]
+    return [str(PATHS.verdict(batch)) for batch in planned().batches()]
 
 
 def ledger_of_batch(wildcards):
-    checkpoints.tokenize_dataset.get()
-    made = PLAN.made_by(wildcards.batch)
+    made = planned().made_by(wildcards.batch)
     return ancient(made.ledger) if made.exists else made.ledger
 
 
 def batch_fingerprint(wildcards):
-    return PLAN.view().fingerprint(wildcards.batch)
+    return PLAN.fingerprint(wildcards.batch)
 
 
 def pass_number(wildcards):

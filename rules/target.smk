@@ -24,7 +24,7 @@ rule build_demo_target:
         " --conversations {input.conversations:q} --output {output:q} 2> {log:q}"
 
 
-rule describe_target:
+checkpoint describe_target:
     input:
         target_files,
     output:

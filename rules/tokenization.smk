@@ -1,6 +1,11 @@
 # Conversations become token ids with loss masks, in batches. A checkpoint: how many batches there are depends on the data.
 # Needs: the configured sources, <results>/target.json (the target's tokenizer and chat template).
-# Makes: <results>/tokens/: samples, batches, the fate of every input row, token frequencies, a view for people.
+# Makes: <results>/tokens/: samples, batches, what became of every input row, token frequencies; batches.json seals the others.
+#        <results>/tokens/samples.html, a page for people, on which nothing else depends.
+
+
+localrules:
+    show_samples,
 
 
 checkpoint tokenize_dataset:
@@ -12,7 +17,6 @@ checkpoint tokenize_dataset:
         batches="<results>/tokens/batches.json",
         ledger="<results>/tokens/ledger.parquet",
         frequencies="<results>/tokens/token_frequencies.npy",
-        view=report("<results>/tokens/samples.html", category="Samples"),
     log:
         "<logs>/tokenize_dataset.log",
     conda:
@@ -24,3 +28,20 @@ checkpoint tokenize_dataset:
     shell:
         'exec "$python" "$scripts/tokenize_dataset.py" --config {params.config:q} --target {input.target:q}'
         " --processes {threads} --output-dir {params.directory:q} 2> {log:q}"
+
+
+rule show_samples:
+    input:
+        samples="<results>/tokens/samples.parquet",
+        target="<results>/target.json",
+    output:
+        report("<results>/tokens/samples.html", category="Samples"),
+    log:
+        "<logs>/show_samples.log",
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        config=section("target", "tokenization"),
+    shell:
+        'exec "$python" "$scripts/show_samples.py" --config {params.config:q} --target {input.target:q}'
+        " --samples {input.samples:q} --output {output:q} 2> {log:q}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_data import cli
+from eagle3_data.assembly.proof import require_proof
 from eagle3_data.assembly.speculators import (
     Counts,
     accepted_findings,
@@ -23,6 +24,7 @@ from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_secti
 from eagle3_data.identity import identify_extraction
 from eagle3_data.modes import follow_umask
 from eagle3_data.records import read_json, write_json
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
@@ -35,26 +37,25 @@ def main() -> None:
     parser.add_argument(
         "--config",
         required=True,
-        help="sections extraction, tokenization, training_set: JSON text or a config file",
+        help="config file with sections extraction, tokenization, training_set",
     )
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--output", required=True, type=Path, help="directory to make")
     arguments = parser.parse_args()
     extraction = load_section(arguments.config, "extraction", Extraction)
     draft_vocab_size = load_section(arguments.config, "training_set", TrainingSet).draft_vocab_size
-    target = TargetDescription.read(arguments.results / "target.json")
+    run = RunPaths(arguments.results)
+    target = TargetDescription.read(run.target)
     identity = identify_extraction(target, extraction)
-    tokens = read_json(arguments.results / "tokens/batches.json")
-    samples = arguments.results / "tokens/samples.parquet"
-    left_out = {
-        batch: read_json(arguments.results / f"extraction/batches/{batch}.json")["left_out"]
-        for batch in sorted(tokens["batches"])
-    }
+    tokens = read_json(run.batches)
+    require_proof(run, tokens, identity)
+    samples = run.samples
+    left_out = {batch: read_json(run.gate(batch))["left_out"] for batch in sorted(tokens["batches"])}
     without = {sample["key"] for batch in left_out.values() for sample in batch}
     counts = Counts(
         tokens["tokens"],
         tokens["trained_tokens"],
-        np.load(arguments.results / "tokens/token_frequencies.npy"),
+        np.load(run.frequencies),
     )
     for batch in (batch for batch, missing in left_out.items() if missing):
         counts.take_out(

@@ -168,9 +168,7 @@ def parse() -> argparse.Namespace:
         command = commands.add_parser(function.__name__, help=function.__doc__, description=function.__doc__)
         command.set_defaults(run=function)
         if function is installed:
-            command.add_argument(
-                "--config", required=True, help="configuration: JSON text, or a YAML or JSON file"
-            )
+            command.add_argument("--config", required=True, help="config file (YAML or JSON)")
             command.add_argument("--target", required=True, help="record of describe_target")
             command.add_argument("--batches", required=True, help="record of tokenize_dataset")
             command.add_argument(

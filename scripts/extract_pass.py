@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument(
         "--config",
         required=True,
-        help="sections target, tokenization, extraction, compatibility: JSON text or a config file",
+        help="config file with sections target, tokenization, extraction, compatibility",
     )
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--pass-number", required=True, help="three digits")

@@ -19,7 +19,7 @@ from eagle3_data.target import TargetDescription
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="section extraction: JSON text or a config file")
+    parser.add_argument("--config", required=True, help="config file with section extraction")
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--pass-number", required=True, help="three digits")
     parser.add_argument("--ledger", required=True, type=Path, help="ledger to write (JSON)")

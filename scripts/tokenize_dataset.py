@@ -16,16 +16,14 @@ def main() -> None:
     parser.add_argument(
         "--config",
         required=True,
-        help="configuration file, or its sections data, target and tokenization as JSON",
+        help="config file with sections data, target and tokenization",
     )
     parser.add_argument("--target", required=True, help="record of describe_target")
     parser.add_argument(
         "--output-dir",
         required=True,
         type=Path,
-        help=(
-            "directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy, samples.html"
-        ),
+        help=("directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy"),
     )
     parser.add_argument(
         "--processes",

@@ -20,7 +20,7 @@ from eagle3_data.validation.samples import Unknown, validate_samples
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="sections extraction, target: JSON or a config file")
+    parser.add_argument("--config", required=True, help="config file with sections extraction and target")
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--batch", required=True)
     parser.add_argument(

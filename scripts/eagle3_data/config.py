@@ -1,9 +1,9 @@
 """The typed, frozen configuration. Unknown keys are errors; config/README.md and config/schema.json are
 generated from it.
 
-The Snakefile validates the whole configuration once and hands each rule only the sections it needs, as JSON
-on the command line: a changed key then re-runs the rules that read it and no others. By hand, scripts take a
-config file.
+The Snakefile validates the whole configuration once and hands each rule a file with the sections that it
+reads, named after their content: a changed key then re-runs the rules that read it and no others, and a run
+that is queued keeps the configuration it was started with. By hand, scripts take any config file.
 """
 
 from __future__ import annotations
@@ -13,19 +13,46 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from eagle3_data.errors import ConfigError
 from eagle3_data.findings import IDS
+from eagle3_data.hashing import hash_json
 from eagle3_data.modes import PRIVATE_UMASK
+from eagle3_data.records import find_json, write_json
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", str_strip_whitespace=True, ser_json_inf_nan="constants"
+    )
+
+
+def _numbers_from_text(value: Any) -> Any:
+    """`1e-5` as the number it is: YAML 1.1, which Snakemake reads, takes it as text (it wants `1.0e-5`)."""
+    if isinstance(value, Mapping):
+        return {key: _numbers_from_text(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers_from_text(item) for item in value]
+    return float(value) if isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value) else value
+
+
+EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+AnyArguments = Annotated[dict[str, Any], BeforeValidator(_numbers_from_text)]
+"""Arguments that are handed on to a library as they are."""
 
 
 class Target(Section):
@@ -235,7 +262,7 @@ class Tokenization(Section):
         pattern=r"^\d{4}-\d{2}-\d{2}$",
         description="Today, for templates that print it: the same data gives the same tokens on every day.",
     )
-    template_arguments: dict[str, Any] = Field(
+    template_arguments: AnyArguments = Field(
         default_factory=dict,
         description="Further variables of the chat template, such as `{enable_thinking: false}`.",
     )
@@ -359,7 +386,7 @@ class Extraction(Section):
             " early is not theirs: what it cost is retried."
         ),
     )
-    engine_arguments: dict[str, Any] = Field(
+    engine_arguments: AnyArguments = Field(
         default_factory=dict,
         description=(
             "Further arguments of the engine: of the vLLM engine those of `vllm.LLM`, the transformers engine"
@@ -537,28 +564,81 @@ def _fields_at(cls: type[BaseModel], location: tuple[str | int, ...]) -> dict[st
     return dict(cls.model_fields)
 
 
-def load_config(values: dict[str, Any]) -> Config:
-    """Validate what Snakemake merged from config files and `--config`. Raises ConfigError."""
-    return validate(Config, values)
+def load_config(values: Mapping[str, Any]) -> Config:
+    """Validate what Snakemake merged from config files and `--config`. Raises ConfigError.
+
+    What is returned has gone through JSON, as what the scripts read has: both see the same values, types
+    included.
+    """
+    return Config.model_validate(json.loads(_as_json(validate(Config, values))))
 
 
-def sections_json(config: Config, *names: str) -> str:
-    """The named sections as JSON, for a rule's command line."""
-    return json.dumps({name: getattr(config, name).model_dump(mode="json") for name in names}, sort_keys=True)
+def _as_json(section: Section) -> str:
+    return json.dumps(section.model_dump(mode="json"))
 
 
-def load_section(argument: str, name: str, cls: type[AnySection]) -> AnySection:
-    """Section `name` of a script's `--config`: JSON text as made by `sections_json`, or the path of a
-    YAML/JSON file."""
-    place = "--config" if argument.lstrip().startswith("{") else argument
-    try:
-        values = yaml.safe_load(
-            argument if place == "--config" else Path(argument).read_text(encoding="utf-8")
-        )
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{place} cannot be read as YAML or JSON") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{place} must hold a mapping of sections")
+def write_sections(config: Config, directory: Path, *names: str) -> Path:
+    """Write the named sections as one file in `directory`, unless it is there; its name says which sections,
+    and tells one content from another."""
+    sections = {name: json.loads(_as_json(getattr(config, name))) for name in names}
+    path = directory / f"{'-'.join(names)}-{hash_json(sections)[:16]}.json"
+    if find_json(path) is None:
+        write_json(path, sections)
+    return path
+
+
+def load_section(path: str | Path, name: str, cls: type[AnySection]) -> AnySection:
+    """Section `name` of a config file: YAML or JSON, written by hand or by `write_sections`."""
+    values = read_config_file(path)
     if values.get("private") is True:  # a whole file, for a script that is run by hand
         os.umask(PRIVATE_UMASK)
-    return validate(cls, values.get(name, {}), f"section `{name}` of {place}")
+    return validate(cls, values.get(name, {}), f"section `{name}` of {path}")
+
+
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """The content of a config file, JSON or YAML. Raises ConfigError where it cannot be read, is not a
+    mapping, or gives a key twice, of which only the last would count."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            values = json.loads(text, object_pairs_hook=_pairs)
+        except json.JSONDecodeError:
+            values = yaml.load(text, _Loader)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply to be read") from None
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML or JSON") from error
+    except _TwiceError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections")
+    return values
+
+
+class _TwiceError(Exception):
+    """A key is given twice in one mapping."""
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise _TwiceError(f"the key `{name}` is given twice; keep one of them")
+    return dict(pairs)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Snakemake reads it, but for a key given twice: that is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                raise _TwiceError(
+                    f"the key `{key.value}` is given twice, in line {lines[key.value]} and line {line};"
+                    " keep one of them"
+                )
+        return super().construct_mapping(node, deep)

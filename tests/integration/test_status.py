@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 
 import pytest
 
+from eagle3_data.records import write_json
 from integration.workflow import Run, Workflow, wait_for
 
 pytestmark = pytest.mark.slow
@@ -74,13 +74,14 @@ def test_a_killed_pass_is_not_told_as_what_the_one_before_it_met(fast: Workflow)
 
 
 def test_an_assembly_that_fails_says_where_to_look_and_what_to_call(finished: Workflow) -> None:
-    (finished.results / "validation").mkdir()
-    for gate in finished.results.glob("extraction/batches/*.json"):
-        shutil.copy(gate, finished.results / "validation")  # what the fake engine wrote could not be proven
+    for path in finished.results.glob("extraction/batches/*.json"):
+        gate = json.loads(path.read_text())  # what the fake engine wrote could not be proven
+        verdict = {"extraction_id": path.stem, "tokens": 1, "size_bytes": 1, "rejected": {}}
+        write_json(finished.results / "validation" / path.name, gate | verdict)
     finished.config["training_set"] = {"draft_vocab_size": 10**6}
     run = finished.run("all")
     assert run.returncode != 0
-    assert run.jobs == ["assemble_training_set"]
+    assert run.jobs == ["show_samples", "assemble_training_set"]
     told = last_lines(run)
     assert "5 of 5 batches extracted, 5 validated" in told
     assert "logs: logs/test/assemble_training_set.log\n" in told

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from eagle3_data.config import load_config, sections_json
+from eagle3_data.config import load_config, write_sections
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ENGINE = "fake_engine:FakeEngine"
@@ -158,8 +158,15 @@ class Workflow:
         """A pass as its rule starts it, without Snakemake. Its log is pass.log."""
         self.arguments()  # writes configuration and faults
         options = {
-            "--config": sections_json(
-                load_config(self.config), "target", "tokenization", "extraction", "compatibility"
+            "--config": str(
+                write_sections(
+                    load_config(self.config),
+                    self.directory / "sections",
+                    "target",
+                    "tokenization",
+                    "extraction",
+                    "compatibility",
+                )
             ),
             "--results": str(self.results.relative_to(self.directory)),
             "--pass-number": number,

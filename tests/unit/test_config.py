@@ -1,6 +1,7 @@
 """The configuration: typed, frozen, unknown keys rejected, every error with its place."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ from pydantic import ValidationError
 
 from eagle3_data.config import (
     Compatibility,
-    Config,
     Extraction,
     Tokenization,
     load_config,
     load_section,
-    sections_json,
+    read_config_file,
+    write_sections,
 )
 from eagle3_data.errors import ConfigError
 
@@ -95,10 +96,99 @@ def test_yamls_unquoted_off_means_off() -> None:
     assert Compatibility.model_validate({"canary": False}).canary == "off"
 
 
-def test_a_rule_gets_only_the_sections_it_names() -> None:
-    text = sections_json(load_config(MINIMAL), "extraction")
-    assert list(json.loads(text)) == ["extraction"]
-    assert load_section(text, "extraction", Extraction) == Config.model_validate(MINIMAL).extraction
+def test_a_rule_gets_only_the_sections_it_names(tmp_path: Path) -> None:
+    config = load_config(MINIMAL)
+    path = write_sections(config, tmp_path, "extraction")
+    assert set(json.loads(path.read_text())) == {"extraction", "format_version"}
+    assert load_section(path, "extraction", Extraction) == config.extraction
+
+
+def test_another_section_of_the_configuration_leaves_a_rules_file_as_it_is(tmp_path: Path) -> None:
+    names = {
+        write_sections(load_config(changed(tokenization={"max_length": length})), tmp_path, *sections).name
+        for length in (100, 200)
+        for sections in [("extraction",), ("tokenization", "extraction")]
+    }
+    assert sorted(name.rpartition("-")[0] for name in names) == [
+        "extraction",
+        "tokenization-extraction",
+        "tokenization-extraction",
+    ]
+
+
+def test_a_rules_file_that_was_emptied_is_written_again(tmp_path: Path) -> None:
+    config = load_config(MINIMAL)
+    path = write_sections(config, tmp_path, "extraction")
+    path.write_text("")
+    assert write_sections(config, tmp_path, "extraction") == path
+    assert load_section(path, "extraction", Extraction) == config.extraction
+
+
+ARGUMENTS = """
+extraction:
+  engine_arguments:
+    hf_overrides: {rms_norm_eps: 1.0e-5, rope_theta: 1e16, small: 1e-07, inner: [2E3, "8"]}
+    note: "😀 {batch} {nonsense} ${x}"
+    day: 2025-01-01
+    whole: 3
+    endless: .inf
+    nothing: null
+    flag: yes
+"""
+
+
+def test_what_the_workflow_reads_is_what_the_scripts_read(tmp_path: Path) -> None:
+    config = load_config(changed(**yaml.safe_load(ARGUMENTS)))
+    assert config.extraction.engine_arguments == {
+        "hf_overrides": {"rms_norm_eps": 1e-5, "rope_theta": 1e16, "small": 1e-7, "inner": [2e3, "8"]},
+        "note": "😀 {batch} {nonsense} ${x}",
+        "day": "2025-01-01",
+        "whole": 3,
+        "endless": float("inf"),
+        "nothing": None,
+        "flag": True,
+    }
+    read = load_section(write_sections(config, tmp_path, "extraction"), "extraction", Extraction)
+    assert read == config.extraction
+    both = [dict(section.engine_arguments) for section in (read, config.extraction)]
+    assert len({json.dumps(arguments, sort_keys=True) for arguments in both}) == 1, "types included: 3 == 3.0"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"run: a\nextraction:\n  jobs: 1\n  dtype: float32\n  jobs: 2\n",
+            "`jobs` is given twice, in line 3",
+        ),
+        (b"run: a\nrun: b\n", "`run` is given twice, in line 1 and line 2"),
+        (b'{"run": "a", "data": {"x": 1, "x": 2}}', "`x` is given twice"),
+        ("run: caf\u00e9".encode("latin-1"), "is not UTF-8 text (byte 8); save it as UTF-8"),
+        (b"a: " + b"[" * 1000 + b"]" * 1000, "is nested too deeply"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is nested too deeply"),
+        (b"- 1\n", "must hold a mapping"),
+        (b"", "must hold a mapping"),
+        (b"a: [", "cannot be read as YAML or JSON"),
+    ],
+    ids=[
+        "twice",
+        "twice-on-top",
+        "twice-in-json",
+        "latin-1",
+        "deep-yaml",
+        "deep-json",
+        "list",
+        "empty",
+        "cut",
+    ],
+)
+def test_a_config_file_that_cannot_be_used_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        read_config_file(path)
+    assert message in str(raised.value)
+    assert str(path) in str(raised.value)
 
 
 def test_a_script_by_hand_takes_a_file(tmp_path: Any) -> None:

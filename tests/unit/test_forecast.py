@@ -21,6 +21,7 @@ from eagle3_data.passes.forecast import (
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import Plan
 from eagle3_data.records import write_json
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 
 KIMI = ("KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "kimi_k25")
@@ -111,7 +112,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def plan(results: Path, **extraction: Any) -> Plan:
-    return Plan(config(results, **extraction), results)
+    return Plan(config(results, **extraction), RunPaths(results))
 
 
 def config(results: Path, **extraction: Any) -> Config:

@@ -19,6 +19,8 @@ from eagle3_data.errors import InputError, causes_of
 from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.records import read_json, write_json
 from eagle3_data.tokenization.dataset import FILES, Request, tokenize_dataset
+from eagle3_data.tokenization.tokenizer import load_tokenizer
+from eagle3_data.tokenization.view import choose_samples, render_samples
 from tiny_tokenizer import Tiny, describe, save_tokenizer, talk, tiny_directory
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,6 @@ class Result:
         self.samples = pq.read_table(directory / "samples.parquet").to_pylist()
         self.ledger = pq.read_table(directory / "ledger.parquet").to_pylist()
         self.frequencies = np.load(directory / "token_frequencies.npy")
-        self.view = (directory / "samples.html").read_text(encoding="utf-8")
 
     def fates(self) -> list[str]:
         return [entry["reason"] or entry["fate"] for entry in self.ledger]
@@ -318,13 +319,19 @@ def test_a_named_field_that_some_rows_have_is_no_mistake(tmp_path):
 
 def test_the_view_shows_conversations_escaped(tmp_path):
     hostile = "<script>alert('日本 😀')</script>"
-    result = run(tmp_path, lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))
-    assert "<script" not in result.view
+    asked = request(lines(tmp_path / "talks.jsonl", {"messages": talk(hostile, hostile)}))
+    tokenize_dataset(asked, tmp_path / "tokens")
+    samples, total = choose_samples(tmp_path / "tokens/samples.parquet")
+    tokenizer = load_tokenizer(asked.description, asked.target, asked.tokenization)
+    view = render_samples(samples, total, tokenizer.backend, max_length=samples[0].tokens)
+    assert "<script" not in view
     assert (
-        "&lt;script&gt;alert(&#39;日本 😀&#39;)&lt;/script&gt;" in result.view
+        "&lt;script&gt;alert(&#39;日本 😀&#39;)&lt;/script&gt;" in view
     )  # the question, untrained, in one piece
-    assert "<mark>😀</mark>" in result.view  # four tokens that make one character
-    assert "talks:0" in result.view
+    assert "<mark>😀</mark>" in view  # four tokens that make one character
+    assert "talks:0" in view
+    assert "as long as max_length allows" in view
+    assert total == 1
 
 
 # What goes wrong
@@ -526,11 +533,12 @@ def script(tmp_path: Path, target: Path, source: Path, *more: str) -> subprocess
         "tokenization": {"max_length": 100},
         "target": {"path": str(target)},
     }
+    (tmp_path / "config.json").write_text(json.dumps(config))
     command = [
         sys.executable,
         str(ROOT / "scripts/tokenize_dataset.py"),
         "--config",
-        json.dumps(config),
+        str(tmp_path / "config.json"),
         "--target",
         str(target / "target.json"),
     ]

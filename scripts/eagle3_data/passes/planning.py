@@ -10,21 +10,45 @@ batch sizes), depends on the ledger of a local rule instead: for it no GPU is as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from eagle3_data.config import Config, Extraction
-from eagle3_data.errors import ConfigError, Eagle3DataError
+from eagle3_data.errors import ConfigError, Eagle3DataError, InputError
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json, read_json
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
+from eagle3_data.seal import check_sizes
 from eagle3_data.store import Store, check_root
 from eagle3_data.target import TargetDescription
+
+Fields = Mapping[str, type | tuple[type, ...]]
+RECORD_FIELDS: Fields = {
+    "pass": str,
+    "stripe": (int, str),
+    "fingerprint": str,
+    "samples": list,
+    "left_out": list,
+}
+LEDGER_FIELDS: Fields = {"pass": str, "extraction_id": str, "batches": dict}
+GATE_FIELDS: Fields = {"batch": str, "fingerprint": str, "ledger": str, "samples": int, "left_out": list}
+VERDICT_FIELDS: Fields = {
+    "batch": str,
+    "fingerprint": str,
+    "extraction_id": str,
+    "samples": int,
+    "rejected": dict,
+}
+REJECTED_FIELDS: Fields = VERDICT_FIELDS
+TARGET_FIELDS: Fields = {"fingerprint": str, "path": str, "num_hidden_layers": int}
+INDEX_FIELDS: Fields = {"batches": dict, "samples": int, "tokens": int}
+REPORT_FIELDS: Fields = {"verdict": str, "findings": list}
 
 
 @dataclass(frozen=True)
@@ -39,14 +63,15 @@ class Made:
 class Plan:
     """One parse's view. `next_number` and `unsealed` are fixed here, before any job runs."""
 
-    def __init__(self, config: Config, results: Path) -> None:
+    def __init__(self, config: Config, run: RunPaths) -> None:
         self._config = config
-        self._results = results
-        self._paths = ExtractionPaths(results / "extraction")
+        self._run = run
+        self._paths = ExtractionPaths(run.extraction)
         self._view: tuple[Any, TokensView] | None = None
         self._records: dict[str, dict[str, Any]] = {}
         for path in self._paths.root.glob("records/*.json"):
-            if record := find_json(path):
+            record = find_json(path)
+            if record and is_whole(record, RECORD_FIELDS):
                 self._records[path.stem] = record
         numbers = self._paths.pass_numbers() + [int(record["pass"]) for record in self._records.values()]
         self.next_number = f"{1 + max(numbers, default=0):03d}"
@@ -64,7 +89,7 @@ class Plan:
         target not described."""
         try:
             return identify_extraction(
-                TargetDescription.read(self._results / "target.json"), self._config.extraction
+                TargetDescription.read(self._run.target), self._config.extraction
             ).extraction_id
         except Eagle3DataError:
             return ""
@@ -77,16 +102,26 @@ class Plan:
 
     def view(self) -> TokensView:
         """The batches as they are now: tokenization may rewrite them while Snakemake runs."""
-        files = (self._results / "tokens/batches.json", self._results / "target.json")
-        signature = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        files = (self._run.batches, self._run.target)
+        try:
+            signature = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        except OSError as error:
+            raise InputError(f"{error.filename} is missing; run the same command again") from error
         if self._view is None or self._view[0] != signature:
             self._view = (signature, TokensView(self._config.extraction, *files))
         return self._view[1]
 
+    def batches(self) -> list[str]:
+        """All batches, at least one. Raises InputError."""
+        return sorted(self.view().batches)
+
+    def fingerprint(self, batch: str) -> str:
+        return self.view().fingerprint(batch)
+
     def made_by(self, batch: str) -> Made:
         """The ledger of the pass that finished `batch`, or else the one that will mention it."""
         view, record = self.view(), self._records.get(batch)
-        if (self._results / f"validation/rejected/{batch}.json").exists():
+        if self._run.rejected(batch).exists():
             return self._next_pass(batch)
         if record and view.is_stored(batch, record):
             ledger = self._paths.ledger(record["pass"], record["stripe"])
@@ -95,6 +130,26 @@ class Plan:
         if view.is_complete_in_store(batch):
             return Made(str(self._paths.stored_ledger(self.next_number)), False)
         return self._next_pass(batch)
+
+    def damaged_records(self) -> list[Path]:
+        """Records that exist and are not whole: cut short, emptied, or something else. Snakemake looks only
+        at whether they exist; once they are gone, it makes them again."""
+        kinds = (
+            (self._run.target, TARGET_FIELDS),
+            (self._run.batches, INDEX_FIELDS),
+            (self._run.report, REPORT_FIELDS),
+            (self._paths.record("*"), RECORD_FIELDS),
+            (self._paths.ledger("[0-9]*", "*"), LEDGER_FIELDS),
+            (self._run.gate("*"), GATE_FIELDS),
+            (self._run.verdict("*"), VERDICT_FIELDS),
+            (self._run.rejected("*"), REJECTED_FIELDS),
+        )
+        return [
+            path
+            for pattern, fields in kinds
+            for path in sorted(self._run.results.glob(str(pattern.relative_to(self._run.results))))
+            if not is_whole(find_json(path), fields)
+        ]
 
     def pass_minutes(self, stripe: int) -> int:
         """Walltime to ask for in one job of the next pass: for all the tokens of the batches that wait for
@@ -117,7 +172,13 @@ class TokensView:
     """Batches, their fingerprints, and the keys in the store."""
 
     def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
-        self.batches: dict[str, dict[str, Any]] = read_json(batches_json)["batches"]
+        record = read_json(batches_json)
+        self.batches: dict[str, dict[str, Any]] = record.get("batches") or {}
+        if not self.batches:
+            raise InputError(
+                f"{batches_json} names no batches; delete it and run the same command again to tokenize again"
+            )
+        check_sizes(batches_json.parent, record.get("files", {}))
         self._samples = batches_json.with_name("samples.parquet")
         self._extraction, self._target = extraction, TargetDescription.read(target_json)
         self._in_store: dict[str, bool] = {}
@@ -132,6 +193,10 @@ class TokensView:
         return stripe_of(batch, self._extraction.jobs)
 
     def fingerprint(self, batch: str) -> str:
+        if batch not in self.batches:
+            raise InputError(
+                f"there is no batch {batch}; there are {min(self.batches)} to {max(self.batches)}"
+            )
         return self._identity.batch_fingerprint(self.batches[batch]["fingerprint"]) if self._identity else ""
 
     def is_stored(self, batch: str, record: dict[str, Any]) -> bool:
@@ -181,6 +246,11 @@ class TokensView:
 def stripe_of(batch: str, jobs: int) -> int:
     """The stripe a batch belongs to when `jobs` jobs share a pass."""
     return int(batch) % jobs
+
+
+def is_whole(record: dict[str, Any] | None, required: Fields) -> bool:
+    """Whether a record was read and has these fields, each of its type."""
+    return record is not None and all(isinstance(record.get(name), kind) for name, kind in required.items())
 
 
 def _none_of(names: Iterable[str]) -> str:

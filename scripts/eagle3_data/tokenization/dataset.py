@@ -1,4 +1,4 @@
-"""The whole of tokenization: sources in, the five files of tokens/ out, all or none."""
+"""The whole of tokenization: sources in, the four files of tokens/ out, all or none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
+from eagle3_data.seal import seal_files
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.batches import BatchWriter
 from eagle3_data.tokenization.ledger import LedgerWriter
@@ -37,12 +38,11 @@ from eagle3_data.tokenization.reading.rows import Drop, Outcome, Sample
 from eagle3_data.tokenization.reading.sources import read_sources
 from eagle3_data.tokenization.samples import RowTokenizer
 from eagle3_data.tokenization.tokenizer import TargetTokenizer, load_tokenizer
-from eagle3_data.tokenization.view import SampleView
 from eagle3_data.tokenization.workers import map_rows
 
-FILES = ("samples.parquet", "ledger.parquet", "token_frequencies.npy", "samples.html", "batches.json")
-"""What is written, in the order of the moves into place: batches.json, which names the others' content, comes
-last."""
+SEALED_FILES = ("samples.parquet", "ledger.parquet", "token_frequencies.npy")
+FILES = (*SEALED_FILES, "batches.json")
+"""What is written, in the order of the moves into place: batches.json, which seals the others, comes last."""
 
 UNFINISHED = ".unfinished-"
 
@@ -111,16 +111,13 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
     settings = request.tokenization
     tokenizer = load_tokenizer(request.description, request.target, settings)
     tokenize = RowTokenizer(tokenizer, request.data, settings)
-    ledger, view = LedgerWriter(directory / "ledger.parquet"), SampleView()
+    ledger = LedgerWriter(directory / "ledger.parquet")
     kept = _kept_samples(request, tokenize, ledger, processes)
-    batches = _write_batches(
-        kept, settings, request.data.train_ratio, directory, tokenizer.vocab_size, view.offer
-    )
+    batches = _write_batches(kept, settings, request.data.train_ratio, directory, tokenizer.vocab_size)
     ledger.close()
     if not batches.batches:
         raise InputError(_nothing_kept(ledger))
     np.save(directory / "token_frequencies.npy", batches.frequencies)
-    (directory / "samples.html").write_text(view.render(tokenizer.backend), encoding="utf-8")
     remarks = ledger.remarks(settings.max_length)
     record = {
         "batches": batches.batches,
@@ -134,6 +131,7 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
         "remarks": remarks,
         "split": _split(batches, request.data.train_ratio),
         "tokenizer": _describe(tokenizer, tokenize),
+        "files": seal_files(directory, SEALED_FILES),
     }
     write_json(directory / "batches.json", record)
     return Tokenized(record, [*ledger.explain_drops(), *remarks])
@@ -186,7 +184,6 @@ def _write_batches(
     train_ratio: float,
     directory: Path,
     vocab_size: int,
-    look: Callable[[PlacedSample], None],
 ) -> BatchWriter:
     """Put the samples in training order and into batches: as they come, unless all must be known first."""
     starts_batch = full_batches(settings.batch_tokens)
@@ -200,7 +197,6 @@ def _write_batches(
     batches = BatchWriter(directory / "samples.parquet", starts_batch, vocab_size)
     for placed in kept:
         batches.add(placed)
-        look(placed)
     batches.close()
     return batches
 

@@ -4,59 +4,88 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
-import numpy as np
+import pyarrow.parquet as pq
 
+from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.pages import render_page
 from eagle3_data.tokenization.encoder import Backend
-from eagle3_data.tokenization.placement import PlacedSample
 
 SHOWN_SAMPLES = 12
 SHOWN_TOKENS = 3000
 
 
-class SampleView:
-    """Keeps the few samples with the smallest hashes of their ids: the same choice in every run, in constant
-    memory."""
+@dataclass(frozen=True)
+class ShownSample:
+    """A sample as the page shows it, its token ids up to `SHOWN_TOKENS`."""
 
-    def __init__(self) -> None:
-        self._kept: list[tuple[int, str, PlacedSample]] = []
-        self._total = 0
-
-    def offer(self, placed: PlacedSample) -> None:
-        self._total += 1
-        item = (-int(hash_bytes(placed.sample_id.encode()), 16), placed.sample_id, placed)
-        if len(self._kept) < SHOWN_SAMPLES:
-            heapq.heappush(self._kept, item)
-        else:
-            heapq.heappushpop(self._kept, item)
-
-    def render(self, backend: Backend) -> str:
-        """The page. Conversations are text of strangers, so everything is escaped."""
-        samples = [
-            {
-                "name": placed.sample_id,
-                "tokens": placed.sample.tokens,
-                "trained": placed.sample.trained_tokens,
-                "split": placed.split,
-                "truncated": placed.sample.truncated,
-                "longer": placed.sample.tokens > SHOWN_TOKENS,
-                "pieces": list(_pieces(placed, backend)),
-            }
-            for _, _, placed in sorted(self._kept, reverse=True)
-        ]
-        return render_page(
-            "samples.html.jinja", title="Tokenized samples", samples=samples, total=self._total
-        )
+    name: str
+    split: str
+    tokens: int
+    trained: int
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
 
 
-def _pieces(placed: PlacedSample, backend: Backend) -> Iterator[tuple[bool, str]]:
+def choose_samples(path: Path) -> tuple[list[ShownSample], int]:
+    """Those samples of samples.parquet with the smallest hashes of their ids, the same choice in every run,
+    and how many there are. One batch in memory at a time. Raises InputError."""
+    try:
+        file = pq.ParquetFile(path)
+        chosen = heapq.nsmallest(SHOWN_SAMPLES, _places(file))
+        return [_read(file, group, row) for _, group, row in chosen], file.metadata.num_rows
+    except (OSError, ValueError) as error:  # pyarrow's errors derive from these
+        raise InputError(
+            f"{path} is not a readable Parquet file; delete it and run the same command again"
+        ) from error
+
+
+def _places(file: pq.ParquetFile) -> Iterator[tuple[str, int, int]]:
+    """Hash, row group and row in it of every sample."""
+    for group in range(file.num_row_groups):
+        for row, name in enumerate(
+            file.read_row_group(group, columns=["sample_id"])["sample_id"].to_pylist()
+        ):
+            yield hash_bytes(name.encode()), group, row
+
+
+def _read(file: pq.ParquetFile, group: int, row: int) -> ShownSample:
+    (values,) = file.read_row_group(group).slice(row, 1).to_pylist()
+    return ShownSample(
+        values["sample_id"],
+        values["split"],
+        values["tokens"],
+        values["trained_tokens"],
+        tuple(values["input_ids"][:SHOWN_TOKENS]),
+        tuple(values["loss_mask"][:SHOWN_TOKENS]),
+    )
+
+
+def render_samples(samples: list[ShownSample], total: int, backend: Backend, max_length: int) -> str:
+    """The page. Conversations are text of strangers, so everything is escaped."""
+    shown = [
+        {
+            "name": sample.name,
+            "tokens": sample.tokens,
+            "trained": sample.trained,
+            "split": sample.split,
+            "longest": sample.tokens >= max_length,
+            "longer": sample.tokens > SHOWN_TOKENS,
+            "pieces": list(_pieces(sample, backend)),
+        }
+        for sample in samples
+    ]
+    return render_page("samples.html.jinja", title="Tokenized samples", samples=shown, total=total)
+
+
+def _pieces(sample: ShownSample, backend: Backend) -> Iterator[tuple[bool, str]]:
     """Runs of context as one piece, trained tokens one by one; tokens that only together make a character
     stay together."""
-    ids = np.frombuffer(placed.sample.ids, "<i4")[:SHOWN_TOKENS].tolist()
-    for trained, run in groupby(zip(placed.sample.mask, ids, strict=False), key=lambda pair: pair[0]):
+    for trained, run in groupby(zip(sample.mask, sample.ids, strict=True), key=lambda pair: pair[0]):
         tokens = [token for _, token in run]
         if not trained:
             yield False, backend.decode(tokens)

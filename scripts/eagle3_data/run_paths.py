@@ -1,0 +1,102 @@
+"""Where a run keeps its files: below `results/<run>` and `logs/<run>`. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Every file of a run by its name. `results` is the directory results/<run>."""
+
+    results: Path
+
+    @classmethod
+    def of_run(cls, run: str) -> RunPaths:
+        """Relative to the working directory, as Snakemake and its jobs see them."""
+        return cls(Path("results") / run)
+
+    @property
+    def logs(self) -> Path:
+        """logs/<run>, beside results/<run>."""
+        return self.results.parent.parent / "logs" / self.results.name
+
+    @property
+    def configs(self) -> Path:
+        """The sections of the configuration that rules read, one file a choice of sections."""
+        return self.results / "config"
+
+    @property
+    def target(self) -> Path:
+        return self.results / "target.json"
+
+    @property
+    def tokens(self) -> Path:
+        return self.results / "tokens"
+
+    @property
+    def samples(self) -> Path:
+        return self.tokens / "samples.parquet"
+
+    @property
+    def batches(self) -> Path:
+        """What tokenization made; it seals the other files of `tokens`."""
+        return self.tokens / "batches.json"
+
+    @property
+    def frequencies(self) -> Path:
+        return self.tokens / "token_frequencies.npy"
+
+    @property
+    def row_ledger(self) -> Path:
+        """What became of every input row."""
+        return self.tokens / "ledger.parquet"
+
+    @property
+    def samples_page(self) -> Path:
+        return self.tokens / "samples.html"
+
+    @property
+    def report(self) -> Path:
+        """The compatibility report; it exists only if nothing fails."""
+        return self.results / "compatibility" / "report.json"
+
+    @property
+    def failed_report(self) -> Path:
+        return self.results / "compatibility" / "report.failed.json"
+
+    @property
+    def before_extraction(self) -> tuple[Path, ...]:
+        """The files of all stages before the first pass."""
+        return (
+            self.target,
+            self.samples,
+            self.batches,
+            self.row_ledger,
+            self.frequencies,
+            self.samples_page,
+            self.report,
+            self.report.with_suffix(".html"),
+        )
+
+    @property
+    def extraction(self) -> Path:
+        """See `eagle3_data.passes.paths`."""
+        return self.results / "extraction"
+
+    def gate(self, batch: str) -> Path:
+        """Exists if and only if the batch is complete."""
+        return self.extraction / "batches" / f"{batch}.json"
+
+    def verdict(self, batch: str) -> Path:
+        """Exists if and only if every sample of the batch is proven."""
+        return self.results / "validation" / f"{batch}.json"
+
+    def rejected(self, batch: str) -> Path:
+        """Keys that validation rejected, for the next pass to quarantine."""
+        return self.results / "validation" / "rejected" / f"{batch}.json"
+
+    @property
+    def training_set(self) -> Path:
+        return self.results / "training_set"
