@@ -18,7 +18,7 @@ IDS = frozenset({
     "canary-write", "canary-wrong-dtype", "canary-wrong-shape", "canary-wrong-token-ids",
     "capture-transformed", "capture-unknown", "client-unparsable", "device-memory-short",
     "devices-idle", "devices-too-few", "discarded-result", "disk-short", "disk-tight",
-    "duplicate-layer", "engine-unknown", "every-rank-writes", "experts-do-not-divide",
+    "duplicate-layer", "engine-unknown", "eos-disagrees", "every-rank-writes", "experts-do-not-divide",
     "heads-do-not-divide", "hybrid-page-too-small", "hybrid-states-wrong", "ignored-key",
     "last-layer-missing", "layer-argument-left-out", "layer-not-captured", "layer-out-of-range",
     "layer-shifted", "layers-not-ascending", "missing-argument", "missing-model-attribute",
@@ -26,11 +26,11 @@ IDS = frozenset({
     "no-connector", "no-extraction-method", "no-lock-wait", "not-eagle3", "override-misfit",
     "patch-unknown", "pipeline-loses-states", "remote-code-needed", "special-token-split",
     "states-copied", "store-unusable", "template-drops-text", "template-fails",
-    "token-beyond-vocabulary", "tokenizer-unusable",
-    "too-long", "transformers-unusable", "two-vllms", "unexpected-argument",
-    "unknown-configuration-key", "unknown-engine-argument", "unsafe-chunked-prefill",
-    "unsafe-prefix-caching", "version-out-of-range", "vllm-not-installed", "vllm-too-old",
-    "vllm-version-unknown",
+    "token-beyond-vocabulary", "token-id-without-token", "token-ids-disagree", "tokenizer-not-compared",
+    "tokenizer-unusable", "tokenizers-disagree", "too-long", "transformers-unusable",
+    "turn-end-not-eos", "two-vllms", "unexpected-argument", "unknown-configuration-key",
+    "unknown-engine-argument", "unsafe-chunked-prefill", "unsafe-prefix-caching",
+    "version-out-of-range", "vllm-not-installed", "vllm-too-old", "vllm-version-unknown",
 })  # fmt: skip
 """Every id that a check or the canary may give: what `compatibility.allow` may name."""
 

@@ -11,10 +11,14 @@ from eagle3_data.compatibility.source.symbols import Symbols
 CONNECTOR_PATH = "vllm/distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
 MODELS = "vllm/model_executor/models"
 
-CAPTURING_FORWARD = """
+LOOP = (
+    "for idx, layer in enumerate(islice(self.layers, self.start_layer, self.end_layer),"
+    " start=self.start_layer):"
+)
+CAPTURING_FORWARD = f"""
 def forward(self, positions, hidden_states, residual=None):
     aux_hidden_states = self._maybe_add_hidden_state([], 0, hidden_states, residual)
-    for idx, layer in enumerate(islice(self.layers, self.start_layer, self.end_layer), start=self.start_layer):
+    {LOOP}
         hidden_states, residual = layer(positions, hidden_states, residual)
         self._maybe_add_hidden_state(aux_hidden_states, idx + 1, hidden_states, residual)
     return hidden_states, aux_hidden_states

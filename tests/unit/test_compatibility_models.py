@@ -1,16 +1,11 @@
 """Architectures and what their forward captures."""
 
 import pytest
-from compatibility_trees import CAPTURING_FORWARD, MODELS, VLLM, client, symbols, with_forward
+from compatibility_trees import CAPTURING_FORWARD, LOOP, MODELS, VLLM, client, symbols, with_forward
 
 from eagle3_data.compatibility.client.patched import check_patches
 from eagle3_data.compatibility.vllm.capture import check_capture, find_capture
 from eagle3_data.compatibility.vllm.models import ModelRegistry, check_architecture
-
-LOOP = (
-    "for idx, layer in enumerate(islice(self.layers, self.start_layer, self.end_layer),"
-    " start=self.start_layer):"
-)
 
 
 def llama(tmp_path, forward=CAPTURING_FORWARD, changes=None):

@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.checkpoint_tokenizer import load_checkpoint_tokenizer
 from eagle3_data.config import Target, Tokenization
 from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
@@ -34,14 +35,10 @@ class TargetTokenizer:
 def load_tokenizer(description: TargetDescription, target: Target, settings: Tokenization) -> TargetTokenizer:
     """Load the tokenizer of the checkpoint directory. Raises InputError naming what cannot be read and what
     to do."""
-    from transformers import AutoTokenizer
-
     from eagle3_data.vocabulary import special_token_ids
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            description.path, trust_remote_code=target.trust_remote_code
-        )
+        tokenizer = load_checkpoint_tokenizer(description.path, target.trust_remote_code)
     except Exception as error:
         hint = (
             ""

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.bounds import call_bounded
+from eagle3_data.checkpoint_tokenizer import load_checkpoint_tokenizer
+from eagle3_data.compatibility.run.agreement import check_agreement, check_end, check_turn_end
 from eagle3_data.compatibility.run.remote_code import REMEDY
+from eagle3_data.compatibility.run.token_ids import TokenFiles, check_token_ids
 from eagle3_data.config import Tokenization
 from eagle3_data.errors import headline, message_of
 from eagle3_data.findings import Finding
@@ -23,7 +26,7 @@ def check_tokenizer(
 ) -> list[Finding]:
     """Findings about the tokenizer in checkpoint directory `target`, used as `tokenization` says."""
     try:
-        from transformers import AutoTokenizer
+        import transformers  # noqa: F401
     except Exception as error:  # noqa: BLE001 - an import may fail in any way, and vLLM imports transformers, too
         title = f"transformers cannot be imported: {headline(error)}"
         remedy = (
@@ -32,15 +35,17 @@ def check_tokenizer(
         )
         return [Finding("transformers-unusable", "fail", title, remedy=remedy)]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            target, trust_remote_code=trust_remote_code, local_files_only=True
-        )
+        tokenizer = load_checkpoint_tokenizer(target, trust_remote_code)
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's loader raises is the finding
         return [_unusable(target, error)]
+    files = TokenFiles(Path(target))
     return [
         *_ids_below(tokenizer, vocab_size, target),
         *_round_trips(tokenizer, target),
-        *_template(tokenizer, vocab_size, target, tokenization),
+        *check_token_ids(files, tokenizer.get_vocab()),
+        *check_agreement(files, tokenizer),
+        *check_end(files, tokenizer),
+        *_template(tokenizer, vocab_size, files, tokenization),
     ]
 
 
@@ -91,14 +96,16 @@ def _round_trips(tokenizer: Any, target: str) -> list[Finding]:
     ]
 
 
-def _template(tokenizer: Any, vocab_size: int, target: str, tokenization: Tokenization) -> list[Finding]:
+def _template(
+    tokenizer: Any, vocab_size: int, files: TokenFiles, tokenization: Tokenization
+) -> list[Finding]:
     """The template the run uses, which is that of `tokenization` where it names one.
 
     A template is only warned of: the run's data is tokenized by now, so it rendered that, or the data (texts,
     token ids) needs none.
     """
     override = {}
-    place = target
+    place = target = str(files.directory)
     if tokenization.chat_template:
         place = "tokenization.chat_template"
         try:
@@ -156,4 +163,4 @@ def _template(tokenizer: Any, vocab_size: int, target: str, tokenization: Tokeni
                 remedy="use the tokenizer that belongs to this model",
             )
         ]
-    return []
+    return check_turn_end(files, tokenizer, text.rpartition(CONVERSATION[-1]["content"])[2])
