@@ -23,6 +23,7 @@ try:
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
     from eagle3_data.places import check_directory
+    from eagle3_data.records import remove
     from eagle3_data.run_paths import RunPaths
     from eagle3_data.tokenization.reading.sources import files_of
 except ImportError as error:
@@ -110,7 +111,7 @@ def remove_damaged_records():
         )
     for path in damaged:
         logger.warning(f"{path} is damaged; it is made again")
-        path.unlink(missing_ok=True)
+        remove(path)
 
 
 def planned():

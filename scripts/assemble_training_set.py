@@ -20,10 +20,12 @@ from eagle3_data.assembly.speculators import (
     write_rows,
     write_token_frequencies,
 )
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.identity import identify_extraction
 from eagle3_data.modes import follow_umask
-from eagle3_data.records import read_json, write_json
+from eagle3_data.passes.ledger import Gate
+from eagle3_data.records import write_json
 from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
@@ -47,20 +49,20 @@ def main() -> None:
     run = RunPaths(arguments.results)
     target = TargetDescription.read(run.target)
     identity = identify_extraction(target, extraction)
-    tokens = read_json(run.batches)
+    tokens = BatchIndex.read(run.batches)
     require_proof(run, tokens, identity)
     samples = run.samples
-    left_out = {batch: read_json(run.gate(batch))["left_out"] for batch in sorted(tokens["batches"])}
-    without = {sample["key"] for batch in left_out.values() for sample in batch}
+    left_out = {batch: Gate.read(run.gate(batch)).left_out for batch in sorted(tokens.batches)}
+    without = {sample.key for batch in left_out.values() for sample in batch}
     counts = Counts(
-        tokens["tokens"],
-        tokens["trained_tokens"],
+        tokens.tokens,
+        tokens.trained_tokens,
         np.load(run.frequencies),
     )
     for batch in (batch for batch, missing in left_out.items() if missing):
         counts.take_out(
             sample
-            for sample in SampleFile(samples).samples(tokens["batches"][batch]["row_group"])
+            for sample in SampleFile(samples).samples(tokens.batches[batch].row_group)
             if sample.key in without
         )
 
@@ -76,9 +78,7 @@ def main() -> None:
     ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
     write_token_frequencies(counts.frequencies, building)
     if draft_vocab_size:
-        d2t, t2d = draft_vocabulary_map(
-            counts.frequencies, draft_vocab_size, tokens["tokenizer"]["special_ids"]
-        )
+        d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens.tokenizer["special_ids"])
         np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
         np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
     write_json(
@@ -89,13 +89,13 @@ def main() -> None:
             "extraction": asdict(identity),
             "requested_layers": extraction.layers,
             "layer_convention": extraction.layer_convention,
-            "target": target.as_record(),
+            "target": target.to_json(),
             "rows": rows,
             "tokens": counts.tokens,
             "trained_tokens": counts.trained_tokens,
-            "dropped": tokens["dropped"],
-            "left_out": [sample for batch in left_out.values() for sample in batch],
-            "accepted_findings": accepted_findings(arguments.results),
+            "dropped": tokens.dropped,
+            "left_out": [sample.to_json() for batch in left_out.values() for sample in batch],
+            "accepted_findings": [one.to_json() for one in accepted_findings(arguments.results)],
             "draft_vocab_size": draft_vocab_size,
             "states": ways,
         },

@@ -16,7 +16,7 @@ from eagle3_data.compatibility.vllm.wire_contract import Plan
 from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
 from eagle3_data.findings import Findings
 from eagle3_data.layers import OFFSETS
-from eagle3_data.records import read_json, write_json
+from eagle3_data.records import write_json
 
 WRONG_USE = 2
 ENGINE_ARGUMENTS = "--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'"
@@ -26,6 +26,7 @@ INSTALLED_TITLE = "compatibility of the installed packages with this run"
 def installed(arguments: argparse.Namespace) -> None:
     """Judge the installed packages with the configured target and the tokenized data (what the rule runs)."""
     from eagle3_data import config
+    from eagle3_data.batch_index import BatchIndex
     from eagle3_data.compatibility.run.installed import check
     from eagle3_data.target import TargetDescription
 
@@ -35,7 +36,7 @@ def installed(arguments: argparse.Namespace) -> None:
         config.load_section(arguments.config, "tokenization", config.Tokenization),
         config.load_section(arguments.config, "extraction", config.Extraction),
         config.load_section(arguments.config, "compatibility", config.Compatibility),
-        read_json(arguments.batches),
+        BatchIndex.read(arguments.batches),
         Path(arguments.output).parent,
     )
     report.show(result, INSTALLED_TITLE)
@@ -47,7 +48,7 @@ def write_report(result: Findings, output: Path) -> None:
     the reasons with it."""
     failed = output.with_name(f"{output.stem}.failed{output.suffix}")
     written = failed if result.failed else output
-    write_json(written, result.as_record())
+    result.write(written)
     written.with_suffix(".html").write_text(report.render_html(result, INSTALLED_TITLE), encoding="utf-8")
     if not result.failed:
         failed.unlink(missing_ok=True)
@@ -85,7 +86,7 @@ def static(arguments: argparse.Namespace) -> None:
         }
     result = Findings(findings, subject, time.monotonic() - started)
     report.show(result, "static compatibility")
-    write_record(arguments, result.as_record())
+    write_record(arguments, result.to_json())
     sys.exit(int(result.failed))
 
 

@@ -5,7 +5,6 @@ nothing."""
 import argparse
 
 from eagle3_data import cli
-from eagle3_data.records import write_json
 from eagle3_data.target import describe_target
 
 
@@ -14,7 +13,7 @@ def main() -> None:
     parser.add_argument("--target", required=True, help="checkpoint directory")
     parser.add_argument("--output", required=True, help="record to write (JSON)")
     arguments = parser.parse_args()
-    write_json(arguments.output, describe_target(arguments.target).as_record())
+    describe_target(arguments.target).write(arguments.output)
 
 
 if __name__ == "__main__":

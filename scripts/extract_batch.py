@@ -5,11 +5,10 @@ library only, so that a thousand gates cost seconds."""
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 from eagle3_data import cli
-from eagle3_data.errors import InputError, SampleError, failure_headline, headline, render_failure
-from eagle3_data.records import read_json, write_json
+from eagle3_data.errors import InputError, SampleError, headline
+from eagle3_data.passes.ledger import COMPLETE, BatchOutcome, Gate, Ledger
 
 FULL_TEXTS = 3
 """So many failed samples are shown with traceback, further ones by their headline."""
@@ -24,62 +23,64 @@ def main() -> None:
         "--output", required=True, help="target to write (JSON): exists only if the batch is complete"
     )
     arguments = parser.parse_args()
-    ledger = read_json(arguments.ledger)
-    outcome = ledger["batches"].get(arguments.batch)
+    ledger = Ledger.read(arguments.ledger)
+    outcome = ledger.batches.get(arguments.batch)
     if outcome is None:
         raise SampleError(
             f"{arguments.ledger} does not mention batch {arguments.batch}; run the same command again"
         )
-    if outcome["fingerprint"] != arguments.fingerprint:
+    if outcome.fingerprint != arguments.fingerprint:
         raise SampleError(
             f"batch {arguments.batch} has changed since {arguments.ledger} was written; run the same command"
             " again"
         )
-    if outcome["state"] != "complete":
+    if outcome.state != COMPLETE:
         explain(arguments.batch, ledger, outcome, Path(arguments.ledger))
         raise SampleError(
-            f"batch {arguments.batch} is {outcome['state'].replace('_', ' ')}; once the cause is mended, the"
+            f"batch {arguments.batch} is {outcome.state.replace('_', ' ')}; once the cause is mended, the"
             " same command retries exactly what is missing"
         )
-    if outcome["left_out"]:
+    if outcome.left_out:
         cli.say(
-            f"batch {arguments.batch} goes on without {len(outcome['left_out'])} failed samples"
+            f"batch {arguments.batch} goes on without {len(outcome.left_out)} failed samples"
             " (extraction.max_failed_fraction)"
         )
-    facts = {"batch": arguments.batch, "fingerprint": arguments.fingerprint, "ledger": arguments.ledger}
-    write_json(arguments.output, {**facts, "samples": outcome["samples"], "left_out": outcome["left_out"]})
+    gate = Gate(arguments.batch, arguments.fingerprint, arguments.ledger, outcome.samples, outcome.left_out)
+    gate.write(arguments.output)
 
 
-def explain(batch: str, ledger: dict[str, Any], outcome: dict[str, Any], path: Path) -> None:
+def explain(batch: str, ledger: Ledger, outcome: BatchOutcome, path: Path) -> None:
     """Say why the batch is incomplete: each failed sample, then what kept the rest from being reached."""
-    if outcome["failed"]:
+    from eagle3_data.passes.batch_records import FailureRecord  # not needed by a gate that succeeds
+
+    if outcome.failed:
         cli.say(
-            f"batch {batch}: {len(outcome['failed'])} of {outcome['samples']} samples failed; engine output:"
-            f" {ledger['engine_log']}"
+            f"batch {batch}: {len(outcome.failed)} of {outcome.samples} samples failed; engine output:"
+            f" {ledger.engine_log}"
         )
-    for index, failed in enumerate(outcome["failed"]):
+    for index, failed in enumerate(outcome.failed):
         try:
-            failure = read_json(failed["record"])["failure"]
+            failure = FailureRecord.read(failed.record).failure
         except InputError as error:
             cli.say(headline(error))
             continue
-        text = render_failure(failure) if index < FULL_TEXTS else failure_headline(failure)
-        cli.say(f"\n--- sample {failed['sample_id']} ({failed['record']})\n{text}")
-    if outcome["not_reached"]:
+        text = failure.render() if index < FULL_TEXTS else failure.summary
+        cli.say(f"\n--- sample {failed.sample_id} ({failed.record})\n{text}")
+    if outcome.not_reached:
         cli.say(
-            f"batch {batch}: {outcome['not_reached']} of {outcome['samples']} samples were not reached:"
+            f"batch {batch}: {outcome.not_reached} of {outcome.samples} samples were not reached:"
             f" {shared_cause(batch, ledger, path)}"
         )
 
 
-def shared_cause(batch: str, ledger: dict[str, Any], path: Path) -> str:
+def shared_cause(batch: str, ledger: Ledger, path: Path) -> str:
     """What ended the pass early, told by the first gate that asks; a thousand others only say where."""
-    if not ledger["failure"]:
+    if not ledger.failure:
         return "no cause was recorded"
     teller = first_to_tell(batch, path.with_suffix(".told"))
     if teller != batch:
         return f"the cause is told by batch {teller}, and in {path}"
-    return render_failure(ledger["failure"])
+    return ledger.failure.render()
 
 
 def first_to_tell(batch: str, path: Path) -> str:

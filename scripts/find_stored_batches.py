@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 from eagle3_data import cli
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, load_section
 from eagle3_data.identity import identify_extraction
+from eagle3_data.passes.batch_records import FailureFacts
+from eagle3_data.passes.ledger import Ledger, PassFacts
 from eagle3_data.passes.outcomes import Outcomes, is_recorded
 from eagle3_data.passes.paths import ExtractionPaths
-from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
@@ -28,20 +30,22 @@ def main() -> None:
     identity = identify_extraction(TargetDescription.read(arguments.results / "target.json"), extraction)
     store = Store(extraction.store, identity.extraction_id)
     samples = SampleFile(arguments.results / "tokens/samples.parquet")
-    facts = {
-        "pass": arguments.pass_number,
-        "stripe": "stored",
-        "extraction_id": identity.extraction_id,
-        "command": os.environ.get("EAGLE3_DATA_COMMAND"),
-    }
+    command = os.environ.get("EAGLE3_DATA_COMMAND")
+    facts = PassFacts(
+        number=arguments.pass_number,
+        stripe="stored",
+        extraction_id=identity.extraction_id,
+        command=command,
+    )
     paths = ExtractionPaths(arguments.results / "extraction")
-    outcomes = Outcomes(paths, arguments.pass_number, facts, {})
+    index = BatchIndex.read(arguments.results / "tokens/batches.json")
+    outcomes = Outcomes(paths, arguments.pass_number, facts, FailureFacts(versions={}, retry=command))
     store.check_readable()
     with store.in_use():  # until the records say what must not be deleted
         keys = store.keys()
-        for batch, entry in sorted(read_json(arguments.results / "tokens/batches.json")["batches"].items()):
-            names = samples.names(entry["row_group"])
-            fingerprint = identity.batch_fingerprint(entry["fingerprint"])
+        for batch, entry in sorted(index.batches.items()):
+            names = samples.names(entry.row_group)
+            fingerprint = identity.batch_fingerprint(entry.fingerprint)
             if any(name.key not in keys for name in names):
                 continue
             if is_recorded(paths, batch, fingerprint, arguments.pass_number):
@@ -49,7 +53,7 @@ def main() -> None:
             else:
                 outcomes.open_batch(batch, fingerprint, names, set())
         outcomes.finish(None)
-        write_json(arguments.ledger, {**facts, "failure": None, "batches": outcomes.batches()})
+        Ledger(**vars(facts), batches=outcomes.batches()).write(arguments.ledger)
     cli.say(f"{len(outcomes.batches())} batches are complete in the store")
 
 

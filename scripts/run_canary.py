@@ -12,7 +12,6 @@ from eagle3_data.child import watch_lifeline
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.errors import CompatibilityError
 from eagle3_data.findings import Findings, accept
-from eagle3_data.records import write_json
 
 
 def main() -> None:
@@ -43,10 +42,10 @@ def main() -> None:
     for finding in result.findings:
         cli.say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}")
     if result.failed:
-        write_json(arguments.output.with_suffix(".failed.json"), result.as_record())
+        result.write(arguments.output.with_suffix(".failed.json"))
         failing = (finding for finding in result.findings if finding.level == "fail" and not finding.accepted)
         raise CompatibilityError("; ".join(f"{finding.id}: {finding.title}" for finding in failing))
-    write_json(arguments.output, result.as_record())
+    result.write(arguments.output)
 
 
 if __name__ == "__main__":

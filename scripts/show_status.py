@@ -7,9 +7,9 @@ import os
 from collections import Counter
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from eagle3_data import cli
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.errors import InputError
 from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
 
@@ -81,7 +81,7 @@ def main() -> None:
             show_command(status)
 
 
-def show_counts(results: Path, status: RunStatus, tokens: dict[str, Any]) -> None:
+def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
     """How many of how many, and what runs now."""
     done, validated = (
         sum(batch.is_done for batch in status.batches),
@@ -89,13 +89,13 @@ def show_counts(results: Path, status: RunStatus, tokens: dict[str, Any]) -> Non
     )
     print(f"\n{results}: {done} of {len(status.batches)} batches extracted, {validated} validated")
     print(
-        f"  {tokens['samples']} samples, {tokens['tokens']:,} tokens; {status.written_bytes / 2**30:.2f} GiB"
+        f"  {tokens.samples} samples, {tokens.tokens:,} tokens; {status.written_bytes / 2**30:.2f} GiB"
         f" written in {status.passes} passes"
     )
-    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens["dropped"].items()))
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens.dropped.items()))
     if dropped:
         print(f"  dropped by tokenization: {dropped}")
-    for remark in tokens.get("remarks", ()):
+    for remark in tokens.remarks:
         print(f"  tokenization: {remark}")
     for text, batches in Counter(text for one in status.batches for text in one.not_proven).items():
         print(f"  not proven (of {batches} batch{'' if batches == 1 else 'es'}): {text}")

@@ -6,16 +6,18 @@ import argparse
 from pathlib import Path
 
 from eagle3_data import cli
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, Target, load_section
 from eagle3_data.errors import InputError, SampleError
 from eagle3_data.identity import identify_extraction
+from eagle3_data.passes.ledger import Gate
 from eagle3_data.passes.outcomes import rejected_path
-from eagle3_data.records import read_json, write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
 from eagle3_data.validation.head import Head, read_head
 from eagle3_data.validation.samples import Unknown, validate_samples
+from eagle3_data.validation.verdict import BatchVerdict
 
 
 def main() -> None:
@@ -30,26 +32,30 @@ def main() -> None:
     extraction = load_section(arguments.config, "extraction", Extraction)
     target = TargetDescription.read(arguments.results / "target.json")
     identity = identify_extraction(target, extraction)
-    entry = read_json(arguments.results / "tokens/batches.json")["batches"][arguments.batch]
+    entry = BatchIndex.read(arguments.results / "tokens/batches.json").batches[arguments.batch]
     left_out = {
-        sample["key"]
-        for sample in read_json(arguments.results / f"extraction/batches/{arguments.batch}.json")["left_out"]
+        sample.key
+        for sample in Gate.read(arguments.results / f"extraction/batches/{arguments.batch}.json").left_out
     }
-    all_samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry["row_group"])
+    all_samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry.row_group)
     samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
     trust_remote_code = load_section(arguments.config, "target", Target).trust_remote_code
     head = find_head(Path(target.path), trust_remote_code)
     verdict = validate_samples(samples, store, identity, target.hidden_size, head)
-    fingerprint = identity.batch_fingerprint(entry["fingerprint"])
-    record = {
-        "batch": arguments.batch,
-        "fingerprint": fingerprint,
-        "extraction_id": identity.extraction_id,
-        **verdict.as_record(),
-    }
+    record = BatchVerdict(
+        batch=arguments.batch,
+        fingerprint=identity.batch_fingerprint(entry.fingerprint),
+        extraction_id=identity.extraction_id,
+        samples=verdict.samples,
+        tokens=verdict.tokens,
+        size_bytes=verdict.size_bytes,
+        rejected=verdict.rejected,
+        proofs=verdict.proofs(),
+        not_proven=verdict.not_proven(),
+    )
     if verdict.rejected:
-        write_json(rejected_path(arguments.results, arguments.batch), record)
+        record.write(rejected_path(arguments.results, arguments.batch))
         names = {sample.key: sample.sample_id for sample in samples}
         for key, reason in verdict.rejected.items():
             cli.say(f"sample {names[key]} ({key}): {reason}")
@@ -57,7 +63,7 @@ def main() -> None:
             f"{len(verdict.rejected)} of {verdict.samples} samples of batch {arguments.batch} are rejected;"
             " the same command extracts them again"
         )
-    write_json(arguments.output, record)
+    record.write(arguments.output)
     cli.say(
         f"batch {arguments.batch}: {verdict.samples} samples, {verdict.tokens} tokens, none rejected;"
         f" not proven: {'; '.join(verdict.not_proven())}"

@@ -4,8 +4,10 @@ remedy. Standard library only."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from eagle3_data.records import JsonObject, Record
 
 Level = Literal["fail", "warn", "unknown"]
 
@@ -36,7 +38,7 @@ IDS = frozenset({
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One thing that will fail, may fail, or could not be judged.
 
     `id` is a stable short name of the kind of fault, so that it can be accepted in the configuration and
@@ -54,29 +56,22 @@ class Finding:
     remedy: str = ""
     accepted: bool = False
 
-    def as_record(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Findings:
+class Findings(Record):
     """The result of a check: what was looked at, what was found, and how long it took."""
 
     findings: tuple[Finding, ...]
-    subject: dict[str, Any] = field(default_factory=dict)
+    subject: JsonObject = field(default_factory=dict)
     elapsed_s: float = 0.0
 
     @property
     def failed(self) -> bool:
         return any(finding.level == "fail" and not finding.accepted for finding in self.findings)
 
-    def as_record(self) -> dict[str, Any]:
-        return {
-            "verdict": "fail" if self.failed else "pass",
-            "findings": [finding.as_record() for finding in self.findings],
-            "subject": self.subject,
-            "elapsed_s": round(self.elapsed_s, 3),
-        }
+    def to_json(self) -> JsonObject:
+        verdict = "fail" if self.failed else "pass"
+        return {**super().to_json(), "verdict": verdict, "elapsed_s": round(self.elapsed_s, 3)}
 
 
 def accept(findings: Iterable[Finding], allowed: Iterable[str]) -> tuple[Finding, ...]:
@@ -86,13 +81,10 @@ def accept(findings: Iterable[Finding], allowed: Iterable[str]) -> tuple[Finding
     return tuple(replace(finding, accepted=finding.id in allowed) for finding in findings)
 
 
-def told_failures(records: Iterable[dict[str, Any]]) -> list[str]:
-    """Of findings' records, what fails and was not accepted: id, title and remedy in one line each."""
-    failing = (record for record in records if record["level"] == "fail" and not record["accepted"])
-    return [
-        "; ".join(filter(None, (f"{record['id']}: {record['title']}", record["remedy"])))
-        for record in failing
-    ]
+def told_failures(findings: Iterable[Finding]) -> list[str]:
+    """What fails and was not accepted: id, title and remedy in one line each."""
+    failing = (finding for finding in findings if finding.level == "fail" and not finding.accepted)
+    return ["; ".join(filter(None, (f"{one.id}: {one.title}", one.remedy))) for one in failing]
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

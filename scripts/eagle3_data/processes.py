@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from eagle3_data.records import Record
 
 
-def this_process() -> dict[str, Any]:
-    """What distinguishes this process from all others, on this machine or another."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "pid_started": _start_time(os.getpid()),
-        "kernel": _kernel(),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-    }
+@dataclass(frozen=True, kw_only=True)
+class Process(Record):
+    """What distinguishes a process from all others, on this machine or another."""
+
+    host: str
+    pid: int
+    pid_started: str | None
+    kernel: str
+    slurm_job_id: str | None = None
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether it still runs; None where it cannot be known here: it ran on another machine, before this
+        one was started, or in another container."""
+        return _start_time(self.pid) == self.pid_started if self.kernel == _kernel() else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it ran on this machine and no longer does."""
+        return self.is_alive is False
 
 
-def is_alive(process: dict[str, Any]) -> bool | None:
-    """Whether the process of a record still runs; None where it cannot be known here: it ran on another
-    machine, before this one was started, or in another container."""
-    return (
-        _start_time(process["pid"]) == process["pid_started"] if process.get("kernel") == _kernel() else None
+def this_process() -> Process:
+    return Process(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        pid_started=_start_time(os.getpid()),
+        kernel=_kernel(),
+        slurm_job_id=os.environ.get("SLURM_JOB_ID"),
     )
-
-
-def is_gone(process: dict[str, Any]) -> bool:
-    """Whether the process of a record ran on this machine and no longer does."""
-    return is_alive(process) is False
 
 
 def _kernel() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from eagle3_data.batch_index import SampleName
 from eagle3_data.errors import InputError
 
 
@@ -19,12 +20,6 @@ class Sample:
     key: str
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class SampleName:
-    sample_id: str
-    key: str
 
 
 class SampleFile:

@@ -28,7 +28,8 @@ from typing import IO, Any
 from eagle3_data.cli import say
 from eagle3_data.errors import NO_ROOM, StorageError
 from eagle3_data.places import check_directory, explained
-from eagle3_data.records import find_json, read_json, write_json
+from eagle3_data.processes import Process
+from eagle3_data.records import read_json, write_json
 
 OWNER = "owner.json"
 """In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few
@@ -69,30 +70,28 @@ class Store:
                 if error.errno not in NO_ROOM:  # that has an end; a pass waits for none, and says so itself
                     raise
 
-    def open_incoming(self, writer: str, owner: dict[str, Any]) -> Path:
+    def open_incoming(self, writer: str, owner: Process) -> Path:
         """Make the folder where `writer` (a pass and stripe) has its engine put states before they are
         committed."""
         directory = self.directory / "incoming" / writer
-        write_json(directory / OWNER, owner)
+        owner.write(directory / OWNER)
         return directory
 
-    def abandoned(self, is_alive: Callable[[dict[str, Any]], bool | None]) -> list[Path]:
-        """The folders below `incoming/` whose writer is gone. `is_alive` says of an owner whether it runs, or
-        None if it cannot tell; then the folder is abandoned if nothing in it has changed for ABANDONED_S, as
-        one without an owner is.
-        """
+    def abandoned(self) -> list[Path]:
+        """The folders below `incoming/` whose writer is gone. Where that cannot be told from here, a folder
+        is abandoned if nothing in it has changed for ABANDONED_S, as one without an owner is."""
         found, now = [], self.now()
         for directory in sorted(self.directory.glob("incoming/*")):
-            owner = find_json(directory / OWNER)
-            alive = None if owner is None else is_alive(owner)
+            owner = Process.find(directory / OWNER)
+            alive = owner.is_alive if owner else None
             if alive is False or (alive is None and now - last_change(directory) > ABANDONED_S):
                 found.append(directory)
         return found
 
-    def clean_incoming(self, is_alive: Callable[[dict[str, Any]], bool | None]) -> int:
+    def clean_incoming(self) -> int:
         """Remove what writers left behind that are gone (killed); returns how many. Nothing of a living one
         is touched."""
-        removed = self.abandoned(is_alive)
+        removed = self.abandoned()
         for directory in removed:
             shutil.rmtree(directory, ignore_errors=True)
         return len(removed)
@@ -210,8 +209,8 @@ class Store:
             yield
 
     def _users(self) -> str:
-        owners = [find_json(path) for path in sorted(self.directory.glob(f"incoming/*/{OWNER}"))]
-        told = [f"process {owner['pid']} on {owner['host']}" for owner in owners if owner]
+        owners = [Process.find(path) for path in sorted(self.directory.glob(f"incoming/*/{OWNER}"))]
+        told = [f"process {owner.pid} on {owner.host}" for owner in owners if owner]
         return ", ".join(told) or "another program of this workflow"
 
     def quarantine(self, key: str, reason: str, unless: Callable[[], bool] = lambda: False) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes, hash_json
-from eagle3_data.records import read_json
+from eagle3_data.records import Record
 from eagle3_data.weights import LARGEST_HEADER, is_lfs_pointer, weight_problems
 
 WHOLE_FILE_BYTES = 64 << 20
@@ -36,8 +36,10 @@ SHOWN_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
-class TargetDescription:
+class TargetDescription(Record):
     """The record `target.json`. Sizes are those of the language model inside a multimodal wrapper."""
+
+    on_damage: ClassVar[str] = "delete it and run the same command again, which describes the target again"
 
     path: str
     architecture: str
@@ -51,14 +53,6 @@ class TargetDescription:
     weights_bytes: int
     needs_remote_code: bool
     fingerprint: str
-
-    @classmethod
-    def read(cls, path: str | Path) -> TargetDescription:
-        record = read_json(path)
-        return cls(**{field.name: record[field.name] for field in fields(cls)})
-
-    def as_record(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def make_target(directory: Path) -> None:
     description = TargetDescription(
         str(directory), "X", "X", "x", 4, 64, 129_280, 0, "none", 1, False, "0" * 32
     )
-    write_json(directory / "target.json", description.as_record())
+    write_json(directory / "target.json", description.to_json())
 
 
 def bare_loop(target: Path, rows: Path) -> dict[str, float]:

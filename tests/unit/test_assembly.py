@@ -11,6 +11,10 @@ def finding(name: str, accepted: bool = True) -> dict[str, object]:
     return {"id": name, "level": "fail", "title": name, "accepted": accepted}
 
 
+def ledger(**facts: object) -> dict[str, object]:
+    return {"pass": "001", "stripe": 0, "extraction_id": "e", "batches": {}, **facts}
+
+
 def test_what_was_accepted_before_the_load_or_by_a_canary_is_told_once(tmp_path: Path) -> None:
     write_json(
         tmp_path / "compatibility/report.json",
@@ -19,13 +23,13 @@ def test_what_was_accepted_before_the_load_or_by_a_canary_is_told_once(tmp_path:
     for number in ("001", "002"):
         write_json(
             tmp_path / f"extraction/passes/{number}/0.json",
-            {"canary": [finding("canary-layer"), finding("canary-quantization", accepted=False)]},
+            ledger(canary=[finding("canary-layer"), finding("canary-quantization", accepted=False)]),
         )
-    write_json(tmp_path / "extraction/passes/003/stored.json", {"batches": {}})
-    assert [found["id"] for found in accepted_findings(tmp_path)] == ["disk-short", "canary-layer"]
+    write_json(tmp_path / "extraction/passes/003/stored.json", ledger())
+    assert [found.id for found in accepted_findings(tmp_path)] == ["disk-short", "canary-layer"]
 
 
 def test_a_pass_of_an_older_version_has_no_canary_in_its_ledger(tmp_path: Path) -> None:
     write_json(tmp_path / "compatibility/report.json", {"findings": []})
-    write_json(tmp_path / "extraction/passes/001/0.json", {"batches": {}})
+    write_json(tmp_path / "extraction/passes/001/0.json", ledger())
     assert accepted_findings(tmp_path) == []

@@ -276,7 +276,7 @@ def test_an_accepted_finding_stays_in_the_report_and_no_longer_fails_it():
     refused = Findings(accept([FAILING], []))
     taken = Findings(accept([FAILING], ["disk-short"]))
     assert (refused.failed, taken.failed) == (True, False)
-    assert taken.as_record()["findings"][0]["accepted"] is True
+    assert taken.to_json()["findings"][0]["accepted"] is True
     assert "accepted" in render(taken, "title") and "PASS" in verdict(taken)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle3_data.config import Config, Extraction, load_config
+from eagle3_data.errors import EngineError
+from eagle3_data.failures import describe_situation
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.forecast import (
     LONGEST_MIN,
@@ -18,6 +21,7 @@ from eagle3_data.passes.forecast import (
     host_memory_mb,
     walltime_min,
 )
+from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import Plan
 from eagle3_data.records import write_json
@@ -29,15 +33,20 @@ KIMI_BYTES = 540_000_000_000
 TARGET = TargetDescription("t", *KIMI, 61, 7168, 163_840, 262_144, "int4", KIMI_BYTES, True, "f")
 
 
-def ledger(load_s: float | None, extraction_s: float, tokens: int) -> dict[str, Any]:
-    return {
-        "load_s": load_s,
-        "extraction_s": extraction_s,
-        "tokens_extracted": tokens,
-        "elapsed_s": 7_000.0,
-        "lease_wait_s": 0.0,
-        "failure": None,
-    }
+def ledger(load_s: float | None, extraction_s: float, tokens: int, extraction_id: str = "e") -> Ledger:
+    return Ledger(
+        number="001",
+        stripe=0,
+        extraction_id=extraction_id,
+        batches={},
+        load_s=load_s,
+        extraction_s=extraction_s,
+        tokens_extracted=tokens,
+        elapsed_s=7_000.0,
+    )
+
+
+STOPPED = describe_situation(EngineError, "the pass was stopped by SIGTERM")
 
 
 NOTHING_TO_DO = ledger(None, 0.0, 0)
@@ -66,7 +75,7 @@ def test_ledgers_that_measured_something_set_the_pace() -> None:
 
 def test_a_load_that_was_cut_short_asks_for_more_the_next_time() -> None:
     assumed = Pace.assumed(KIMI_BYTES)
-    killed = {**NOTHING_TO_DO, "elapsed_s": 5_200.0, "failure": {"class": "Stopped"}}
+    killed = replace(NOTHING_TO_DO, elapsed_s=5_200.0, failure=STOPPED)
     assert assumed.measured_by([killed]) == Pace(5_200.0, assumed.tokens_per_s)
     assert assumed.measured_by([killed, ledger(6_000.0, 0.0, 0)]) == Pace(6_000.0, assumed.tokens_per_s)
     assert walltime_min(0, assumed.measured_by([killed]), 0) > 5_200 / 60
@@ -74,14 +83,9 @@ def test_a_load_that_was_cut_short_asks_for_more_the_next_time() -> None:
 
 def test_waiting_for_another_pass_is_no_loading() -> None:
     assumed = Pace.assumed(KIMI_BYTES)
-    waited = {
-        **NOTHING_TO_DO,
-        "elapsed_s": 36_000.0,
-        "lease_wait_s": 36_000.0,
-        "failure": {"class": "Stopped"},
-    }
+    waited = replace(NOTHING_TO_DO, elapsed_s=36_000.0, lease_wait_s=36_000.0, failure=STOPPED)
     assert assumed.measured_by([waited]) == assumed
-    waited_and_killed = {**waited, "elapsed_s": 41_200.0}
+    waited_and_killed = replace(waited, elapsed_s=41_200.0)
     assert assumed.measured_by([waited_and_killed]) == Pace(5_200.0, assumed.tokens_per_s)
 
 
@@ -102,12 +106,12 @@ def test_host_memory_holds_the_weights_that_stay_there_or_pass_through_it_whole(
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """A run of two batches, eight and two million tokens, with nothing extracted yet."""
-    write_json(tmp_path / "target.json", TARGET.as_record())
+    write_json(tmp_path / "target.json", TARGET.to_json())
     batches = {
         f"{row:05d}": {"tokens": tokens, "row_group": row, "samples": 1, "fingerprint": "b"}
         for row, tokens in enumerate((8_000_000, 2_000_000))
     }
-    write_json(tmp_path / "tokens/batches.json", {"batches": batches})
+    write_json(tmp_path / "tokens/batches.json", {"batches": batches, "samples": 2, "tokens": 10_000_000})
     return tmp_path
 
 
@@ -132,10 +136,9 @@ def test_a_job_is_sized_by_its_own_share_of_the_batches(results: Path) -> None:
 
 def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> None:
     paths = ExtractionPaths(results / "extraction")
-    measured = ledger(600.0, 1_000.0, 8_000_000)
     extraction_id = identify_extraction(TARGET, config(results).extraction).extraction_id
-    write_json(paths.ledger("001", 0), {"extraction_id": extraction_id, **measured})
-    write_json(paths.ledger("001", 1), {"extraction_id": "another", **measured, "load_s": 9_000.0})
+    ledger(600.0, 1_000.0, 8_000_000, extraction_id).write(paths.ledger("001", 0))
+    ledger(9_000.0, 1_000.0, 8_000_000, "another").write(paths.ledger("001", 1))
     assert plan(results).pass_minutes(0) == walltime_min(10_000_000, Pace(600.0, 8_000.0), 120)
 
 

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.passes import lease
-from eagle3_data.passes.lease import Lease
-from eagle3_data.records import read_json, write_json
+from eagle3_data.passes.lease import Lease, LeaseState, PassProgress
+from eagle3_data.processes import this_process
+from eagle3_data.records import read_json
 from eagle3_data.store import ABANDONED_S
 
 BEAT_S = 0.05
+PROGRESS = PassProgress(
+    number="001", stripe=0, extraction_id="e", phase="loading", started_at=0.0, updated_at=1.0
+)
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Leas
     """A lease that beats fast, and whether it was found to be lost."""
     monkeypatch.setattr(lease, "BEAT_S", BEAT_S)
     lost = threading.Event()
-    mine = Lease(tmp_path / "running", 0, 1, dict, lost.set)
+    mine = Lease(tmp_path / "running", 0, 1, lambda: PROGRESS, lost.set)
     assert mine.acquire(threading.Event())
     yield mine, lost
     mine.release()
@@ -61,7 +65,7 @@ def test_a_lease_that_another_pass_took_is_noticed_and_left_alone(
     held: tuple[Lease, threading.Event],
 ) -> None:
     mine, lost = held
-    write_json(mine.path, {"token": "another", "beat": 1})
+    LeaseState(**vars(this_process()), **vars(PROGRESS), token="another", beat=1).write(mine.path)
     assert lost.wait(5)
     mine.release()
     assert read_json(mine.path)["token"] == "another"
@@ -86,7 +90,33 @@ def test_what_killed_passes_left_unfinished_beside_the_leases_is_removed(tmp_pat
     old, young = tmp_path / ".0-of-1.json.abc.new", tmp_path / ".0-of-1.json.def.new"
     old.touch(), young.touch()
     os.utime(old, (time.time() - ABANDONED_S - 5,) * 2)
-    mine = Lease(tmp_path, 0, 1, dict, lambda: None)
+    mine = Lease(tmp_path, 0, 1, lambda: PROGRESS, lambda: None)
     assert mine.acquire(threading.Event())
     mine.release()
     assert [path.name for path in tmp_path.iterdir()] == [young.name]
+
+
+@pytest.mark.parametrize("damage", ["{}", "", '{"format_version": 1}'])
+def test_the_holder_of_a_damaged_lease_writes_it_again(
+    held: tuple[Lease, threading.Event], damage: str
+) -> None:
+    mine, lost = held
+    mine.path.write_text(damage)
+    some_beats()
+    assert LeaseState.read(mine.path).beat > 1
+    assert not lost.is_set()
+
+
+@pytest.mark.parametrize("kind", ["text", "directory", "fifo"])
+def test_a_damaged_lease_that_nobody_writes_again_stops_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(lease, "UNREADABLE_S", 0.1)
+    monkeypatch.setattr(lease, "POLL_S", 0.02)
+    mine = Lease(tmp_path / "running", 0, 1, lambda: PROGRESS, lambda: None)
+    mine.path.parent.mkdir()
+    {"text": lambda path: path.write_text("{}"), "directory": Path.mkdir, "fifo": os.mkfifo}[kind](mine.path)
+    stop = threading.Event()
+    threading.Timer(20, stop.set).start()
+    assert mine.acquire(stop)
+    mine.release()

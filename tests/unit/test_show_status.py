@@ -12,17 +12,21 @@ from typing import Any
 
 import pytest
 
+from eagle3_data.errors import SampleError
+from eagle3_data.failures import describe_situation
 from eagle3_data.hashing import batch_fingerprint
+from eagle3_data.passes.batch_records import FailureRecord
 from eagle3_data.passes.lease import SILENT_S
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
+from eagle3_data.validation.verdict import BatchVerdict
 
 SCRIPT = Path(__file__).parents[2] / "scripts/show_status.py"
 COMMAND = "snakemake --cores all extract --configfile config/mine.yaml"
 NOW, BEFORE = "extraction-now", "extraction-before"
 SAMPLES = 3
-NO_PROCESS = {**this_process(), "pid_started": "another process had this number"}
+NO_PROCESS = {**this_process().to_json(), "pid_started": "another process had this number"}
 
 
 class Records:
@@ -61,8 +65,8 @@ class Records:
         write_json(self.results / f"extraction/batches/{batch}.json", record)
 
     def validation(self, batch: str, extraction_id: str = NOW, samples: int = SAMPLES) -> None:
-        record = {"batch": batch, "fingerprint": self.fingerprint(batch, extraction_id), "samples": samples}
-        write_json(self.results / f"validation/{batch}.json", record)
+        verdict = BatchVerdict(batch, self.fingerprint(batch, extraction_id), extraction_id, samples, 30, 1)
+        verdict.write(self.results / f"validation/{batch}.json")
 
     def ledger(
         self,
@@ -90,14 +94,25 @@ class Records:
             batches[batch] = {
                 "state": "failed" if cause else "complete",
                 "fingerprint": self.fingerprint(batch, extraction_id),
+                "samples": SAMPLES,
+                "left_out": [],
                 "failed": failed,
                 "not_reached": 0,
             }
             if cause:
-                write_json(
-                    self.paths.failure(batch, number, "k"),
-                    {"failure": {"class": "SampleError", "message": cause}},
-                )
+                FailureRecord(
+                    number=number,
+                    stripe=stripe,
+                    extraction_id=extraction_id,
+                    versions={},
+                    retry=None,
+                    batch=batch,
+                    sample_id="s",
+                    key="k",
+                    tokens=10,
+                    attempt=1,
+                    failure=describe_situation(SampleError, cause),
+                ).write(self.paths.failure(batch, number, "k"))
         told = {
             "pass": number,
             "stripe": stripe,
@@ -120,7 +135,7 @@ class Records:
     ) -> None:
         told = {"phase": "loading", "started_at": 0.0, "updated_at": 5.0, "token": "t", "beat": 1}
         record = {
-            **(process or this_process()),
+            **(process or this_process().to_json()),
             "pass": number,
             "stripe": stripe,
             "extraction_id": extraction_id,
@@ -177,7 +192,8 @@ def test_rejections_are_causes_also_of_batches_that_no_pass_had_to_extract(tmp_p
         "b": "checksum: b is not what was written",
         "c": "unreadable: c.safetensors is torn",
     }
-    write_json(records.results / "validation/rejected/00000.json", {"rejected": reasons})
+    verdict = BatchVerdict("00000", "", NOW, SAMPLES, 30, 0, reasons)
+    verdict.write(records.results / "validation/rejected/00000.json")
     told = records.status()
     assert "00000  rejected" in told
     assert (

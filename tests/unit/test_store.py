@@ -6,22 +6,24 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
 from eagle3_data.errors import InputError
+from eagle3_data.processes import this_process
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.store import ABANDONED_S, Store
 
 KEY = "ab" + 30 * "0"
+ELSEWHERE = replace(this_process(), kernel="another machine's")
 
 
 def committed(root: Path) -> Store:
     store = Store(root, "id")
-    states = store.open_incoming("w", {"pid": 1}) / "x"
+    states = store.open_incoming("w", this_process()) / "x"
     states.write_bytes(b"states")
     store.commit(KEY, states, {"greedy_token": 7})
     return store
@@ -37,7 +39,7 @@ def test_a_committed_sample_is_held_and_listed(tmp_path: Path) -> None:
 
 def test_the_first_writer_of_a_key_wins_and_the_sidecar_stays_its(tmp_path: Path) -> None:
     store = committed(tmp_path)
-    late = store.open_incoming("late", {"pid": 2}) / "x"
+    late = store.open_incoming("late", this_process()) / "x"
     late.write_bytes(b"other states")
     assert not store.commit(KEY, late, {"greedy_token": 8})
     assert store.states_path(KEY).read_bytes() == b"states"
@@ -51,11 +53,12 @@ def test_a_writer_killed_between_sidecar_and_rename_leaves_no_sample_and_a_later
     program = f"""
 import os, signal, sys
 from pathlib import Path
+from eagle3_data.processes import this_process
 from eagle3_data.store import ABANDONED_S, Store
 replace = os.replace
 os.replace = lambda source, target: os.kill(os.getpid(), signal.SIGKILL) if str(target).endswith(".safetensors") else replace(source, target)
 store = Store({str(tmp_path)!r}, "id")
-states = store.open_incoming("killed", {{"pid": os.getpid()}}) / "x"
+states = store.open_incoming("killed", this_process()) / "x"
 states.write_bytes(b"states of the killed one")
 store.commit({KEY!r}, states, {{"greedy_token": 6}})
 """
@@ -69,9 +72,7 @@ store.commit({KEY!r}, states, {{"greedy_token": 6}})
     committed(tmp_path)
     assert store.states_path(KEY).read_bytes() == b"states"
     assert store.read_sidecar(KEY)["greedy_token"] == 7
-    assert store.clean_incoming(lambda owner: owner["pid"] == 1) == 1, (
-        "the killed writer's folder, not the living one's"
-    )
+    assert store.clean_incoming() == 1, "the killed writer's folder, not the living one's"
     assert [path.name for path in (tmp_path / "id/incoming").iterdir()] == ["w"]
 
 
@@ -80,14 +81,10 @@ def make_old(*paths: Path, age_s: float = ABANDONED_S + 5) -> None:
         os.utime(path, (time.time() - age_s,) * 2)
 
 
-def unknown(owner: dict[str, Any]) -> None:
-    """Another machine's writer."""
-
-
 def test_a_writer_of_another_machine_is_gone_once_it_has_been_silent_for_long(tmp_path: Path) -> None:
     store = Store(tmp_path, "id")
     silent, renewing, writing = (
-        store.open_incoming(name, {"pid": 1}) for name in ("silent", "renewing", "writing")
+        store.open_incoming(name, ELSEWHERE) for name in ("silent", "renewing", "writing")
     )
     (renewing / "x").touch()
     make_old(
@@ -100,15 +97,15 @@ def test_a_writer_of_another_machine_is_gone_once_it_has_been_silent_for_long(tm
     os.utime(renewing / "owner.json")
     (writing / "canary").mkdir()
     make_old(writing)
-    assert store.clean_incoming(unknown) == 1
+    assert store.clean_incoming() == 1
     assert sorted(path.name for path in silent.parent.iterdir()) == ["renewing", "writing"]
 
 
 def test_a_living_writer_of_this_machine_keeps_its_folder_however_long_it_stood_still(tmp_path: Path) -> None:
     store = Store(tmp_path, "id")
-    stopped = store.open_incoming("stopped", {"pid": 1})
+    stopped = store.open_incoming("stopped", this_process())
     make_old(stopped / "owner.json", stopped)
-    assert store.clean_incoming(lambda owner: True) == 0
+    assert store.clean_incoming() == 0
 
 
 def test_a_folder_without_an_owner_goes_when_it_is_old(tmp_path: Path) -> None:
@@ -116,7 +113,7 @@ def test_a_folder_without_an_owner_goes_when_it_is_old(tmp_path: Path) -> None:
     old, young = (store.directory / "incoming" / name for name in ("old", "young"))
     old.mkdir(parents=True), young.mkdir()
     make_old(old)
-    assert store.clean_incoming(unknown) == 1
+    assert store.clean_incoming() == 1
     assert (old.exists(), young.exists()) == (False, True)
 
 
@@ -124,9 +121,9 @@ def test_age_is_told_by_the_clock_of_the_file_system_not_by_this_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path, "id")
-    living = store.open_incoming("living", {"pid": 1})
+    living = store.open_incoming("living", ELSEWHERE)
     monkeypatch.setattr(time, "time", lambda: 1e12)
-    assert store.clean_incoming(unknown) == 0
+    assert store.clean_incoming() == 0
     assert living.exists()
 
 
@@ -134,9 +131,9 @@ def test_no_unfinished_file_is_ever_among_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[str] = []
-    replace = os.replace
+    move = os.replace
     monkeypatch.setattr(
-        os, "replace", lambda source, target: (moved.append(str(source)), replace(source, target))[1]
+        os, "replace", lambda source, target: (moved.append(str(source)), move(source, target))[1]
     )
     committed(tmp_path)
     assert len(moved) == 4 and all("/id/incoming/w/" in source for source in moved)

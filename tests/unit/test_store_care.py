@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pytest
 from eagle3_data import PACKAGE_ROOT
 from eagle3_data.extraction.store_care import fault_of, quarantine
 from eagle3_data.identity import ExtractionIdentity
+from eagle3_data.passes.lease import LeaseState, PassProgress
 from eagle3_data.processes import this_process
 from eagle3_data.records import read_json, write_json
 from eagle3_data.states import file_checksum
@@ -47,9 +48,10 @@ class Place:
 
     def record(self, run: str, keys: list[str], extraction_id: str = ID) -> None:
         samples = [{"sample_id": key, "key": key} for key in keys]
+        facts = {"pass": "001", "stripe": 0, "extraction_id": extraction_id}
         write_json(
             self.directory / f"results/{run}/extraction/records/00000.json",
-            {"extraction_id": extraction_id, "samples": samples},
+            {**facts, "batch": "00000", "fingerprint": "f", "samples": samples, "left_out": []},
         )
 
     def tokens(self, run: str, keys: list[str]) -> None:
@@ -60,12 +62,21 @@ class Place:
     def ledger(self, run: str, number: str, extraction_id: str = ID) -> None:
         write_json(
             self.directory / f"results/{run}/extraction/passes/{number}/0.json",
-            {"extraction_id": extraction_id},
+            {"pass": number, "stripe": 0, "extraction_id": extraction_id, "batches": {}},
         )
 
     def running(self, run: str, age_s: float = 0, extraction_id: str = ID) -> None:
         path = self.directory / f"results/{run}/extraction/running/0-of-1.json"
-        write_json(path, {"extraction_id": extraction_id})
+        facts = PassProgress(
+            number="001",
+            stripe=0,
+            extraction_id=extraction_id,
+            phase="extracting",
+            started_at=0,
+            updated_at=0,
+        )
+        another = replace(this_process(), kernel="another machine's")
+        LeaseState(**vars(another), **vars(facts), token="t", beat=1).write(path)
         make_old(path, age_s)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -219,7 +230,7 @@ def test_leftovers_go_once_no_writer_can_be_at_work(place):
         directory.mkdir(parents=True)
         (directory / "states.part").touch()
     living = place.store.open_incoming("living", this_process()) / "owner.json"
-    killed = place.store.open_incoming("killed", {**this_process(), "pid_started": "1"})
+    killed = place.store.open_incoming("killed", replace(this_process(), pid_started="1"))
     assert place.garbage("--delete") == {"killed: left behind by a writer"}, (
         "a process that is gone is gone at once"
     )
@@ -323,7 +334,7 @@ class Planned(Place):
             needs_remote_code=False,
             fingerprint=IDENTITY.fingerprint,
         )
-        write_json(run / "target.json", target.as_record())
+        write_json(run / "target.json", target.to_json())
         batches = {f"0000{n}": {"row_group": n, "fingerprint": f"batch {n}", "tokens": 10} for n in (0, 1)}
         write_json(run / "tokens/batches.json", {"batches": batches})
         table = pa.table({"sample_id": KEYS, "key": KEYS})

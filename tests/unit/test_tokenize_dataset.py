@@ -553,7 +553,7 @@ def script(tmp_path: Path, target: Path, source: Path, *more: str) -> subprocess
 def test_the_script_tells_what_it_did(tmp_path):
     directory, size = tiny_directory("chatml")
     target = Path(shutil.copytree(directory, tmp_path / "target"))
-    write_json(target / "target.json", describe(target, size).as_record())
+    write_json(target / "target.json", describe(target, size).to_json())
     result = script(
         tmp_path, target, lines(tmp_path / "talks.jsonl", *talks(300), talks(1)[0]), "--processes", "2"
     )
@@ -570,7 +570,7 @@ def test_the_script_tells_what_it_did(tmp_path):
 
 def test_the_script_explains_a_bad_row_in_one_line_and_fails(tmp_path):
     save_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
-    write_json(tmp_path / "target.json", describe(tmp_path, 1000).as_record())
+    write_json(tmp_path / "target.json", describe(tmp_path, 1000).to_json())
     result = script(tmp_path, tmp_path, lines(tmp_path / "talks.jsonl", *talks(1), "{"))
     assert result.returncode == 1
     assert "Traceback" not in result.stderr

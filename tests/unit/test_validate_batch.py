@@ -161,7 +161,7 @@ def test_a_flipped_bit_breaks_the_checksum(batch: Fixture) -> None:
 
 def test_a_missing_sidecar_is_rejected_not_raised(batch: Fixture) -> None:
     batch.store.sidecar_path(batch.samples[3].key).unlink()
-    assert "cannot be read as a JSON record" in batch.validate().rejected[batch.samples[3].key]
+    assert "does not exist" in batch.validate().rejected[batch.samples[3].key]
 
 
 def test_a_tie_within_rounding_is_no_disagreement(batch: Fixture) -> None:
@@ -209,14 +209,14 @@ def test_a_row_of_which_next_to_nothing_is_left_is_rejected(batch: Fixture, left
 
 
 def test_the_verdict_says_what_was_proven_and_what_was_not(batch: Fixture) -> None:
-    record = batch.validate().as_record()
-    assert [(proof["proof"], proof["samples"]) for proof in record["proofs"]] == [
+    verdict = batch.validate()
+    assert [(proof.proof, proof.samples) for proof in verdict.proofs()] == [
         ("structure", SAMPLES),
         ("numbers", SAMPLES),
         ("checksum", SAMPLES),
         ("greedy-token", SAMPLES),
     ]
-    (text,) = record["not_proven"]
+    (text,) = verdict.not_proven()
     assert "any other slot or token" in text
 
 
@@ -227,6 +227,6 @@ def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for
     batch.rewrite(lambda states: states.flip(1))
     verdict = validate_samples(batch.samples, batch.store, IDENTITY, HIDDEN, Unknown(str(caught.value)))
     assert verdict.rejected == {}
-    greedy = verdict.as_record()["proofs"][-1]
-    assert greedy["samples"] == 0 and "holds no weights for" in greedy["unknown"]
+    greedy = verdict.proofs()[-1]
+    assert greedy.samples == 0 and greedy.unknown and "holds no weights for" in greedy.unknown
     assert "of the last one: " in verdict.not_proven()[0] and "holds no weights" in verdict.not_proven()[0]

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.errors import InputError
 from eagle3_data.identity import ExtractionIdentity
-from eagle3_data.records import read_json
+from eagle3_data.passes.ledger import Gate
 from eagle3_data.run_paths import RunPaths
 from eagle3_data.seal import check_contents
+from eagle3_data.validation.verdict import BatchVerdict
 
 
-def require_proof(run: RunPaths, index: Mapping[str, Any], identity: ExtractionIdentity) -> None:
+def require_proof(run: RunPaths, index: BatchIndex, identity: ExtractionIdentity) -> None:
     """Raises InputError unless the tokens are the sealed ones and every batch was validated whole: that the
     files exist says nothing of what is in them."""
-    check_contents(run.tokens, index.get("files", {}))
-    if not index["batches"]:
+    check_contents(run.tokens, index.files)
+    if not index.batches:
         raise InputError(f"{run.batches} names no batches, so there is nothing to assemble")
-    for batch, entry in index["batches"].items():
-        fingerprint = identity.batch_fingerprint(entry["fingerprint"])
-        gate, verdict = read_json(run.gate(batch)), read_json(run.verdict(batch))
-        left_out = gate.get("left_out")
-        if (
-            gate.get("fingerprint") != fingerprint
-            or not isinstance(left_out, list)
-            or gate.get("samples") != entry["samples"] - len(left_out)
-        ):
+    for batch, entry in index.batches.items():
+        fingerprint = identity.batch_fingerprint(entry.fingerprint)
+        gate, verdict = Gate.read(run.gate(batch)), BatchVerdict.read(run.verdict(batch))
+        if gate.fingerprint != fingerprint or gate.samples != entry.samples - len(gate.left_out):
             raise InputError(f"{run.gate(batch)} is not of this plan's batch; {_again(run.gate(batch))}")
         expected = {
             "fingerprint": fingerprint,
             "extraction_id": identity.extraction_id,
-            "samples": gate["samples"],
+            "samples": gate.samples,
             "rejected": {},
         }
-        if wrong := [name for name, value in expected.items() if verdict.get(name) != value]:
+        if wrong := [name for name, value in expected.items() if getattr(verdict, name) != value]:
             raise InputError(
                 f"{run.verdict(batch)} does not prove batch {batch} as it is now ({', '.join(wrong)});"
                 f" {_again(run.verdict(batch))}"

@@ -21,10 +21,10 @@ import numpy as np
 
 from eagle3_data.cli import say
 from eagle3_data.errors import InputError
+from eagle3_data.findings import Finding, Findings
 from eagle3_data.links import link
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.progress import Progress
-from eagle3_data.records import read_json
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 
@@ -55,17 +55,13 @@ class Counts:
             self.frequencies -= np.bincount(trained, minlength=len(self.frequencies))
 
 
-def accepted_findings(results: Path) -> list[dict[str, Any]]:
+def accepted_findings(results: Path) -> list[Finding]:
     """What the user accepted knowingly (`compatibility.allow`) of the compatibility check and of the passes'
     canaries, each once."""
-    found = read_json(results / "compatibility/report.json")["findings"]
-    for ledger in ExtractionPaths(results / "extraction").ledgers():
-        found += read_json(ledger).get("canary", [])
-    return [
-        finding
-        for number, finding in enumerate(found)
-        if finding["accepted"] and finding not in found[:number]
-    ]
+    found = [*Findings.read(results / "compatibility/report.json").findings]
+    for ledger in ExtractionPaths(results / "extraction").read_ledgers():
+        found += ledger.canary
+    return list(dict.fromkeys(finding for finding in found if finding.accepted))
 
 
 def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:

@@ -26,6 +26,7 @@ import torch
 from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import SampleError, headline
+from eagle3_data.failures import Failure
 from eagle3_data.findings import Finding
 from eagle3_data.states import number_problems, open_states, structure_problems
 from eagle3_data.validation.head import Head, read_head
@@ -131,13 +132,8 @@ class _Judge:
     def structure(self, answer: Answer) -> list[Fault]:
         path = Path(answer.request.states_path)
         if error_path(path).exists():
-            failure = json.loads(error_path(path).read_text(encoding="utf-8"))
-            return [
-                Fault(
-                    "canary-write",
-                    f"the states could not be written: {failure['class']}: {failure['message']}",
-                )
-            ]
+            failure = Failure.from_json(json.loads(error_path(path).read_text(encoding="utf-8")))
+            return [Fault("canary-write", f"the states could not be written: {failure.headline}")]
         try:
             states = open_states(path)
         except SampleError as error:

@@ -24,7 +24,8 @@ from eagle3_data.canary.model import build_canary
 from eagle3_data.canary.quantization import quantization_of, quantize_canary
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.process import EngineProcess
-from eagle3_data.errors import EngineError, causes_of, describe_situation, errno_of, headline
+from eagle3_data.errors import EngineError, causes_of, errno_of, headline
+from eagle3_data.failures import describe_situation
 from eagle3_data.findings import Finding
 from eagle3_data.target import read_model_config, text_config
 
@@ -179,11 +180,11 @@ def _engine_failed(name: str, title: str, word: Any, process: EngineProcess, dea
         )
     else:
         failure = describe_situation(EngineError, f"an answer that nobody asked for: {word!r}")
-    causes = "".join(f"; caused by {cause}" for cause in failure["causes"])
-    remedy = failure.get("remedy") or f"see the engine's output in {process.log}"
+    causes = "".join(f"; caused by {cause}" for cause in failure.causes)
+    remedy = failure.remedy or f"see the engine's output in {process.log}"
     return Finding(
         id=name,
         level="fail",
-        title=f"{title}: {failure['class']}: {failure['message']}{causes}",
+        title=f"{title}: {failure.headline}{causes}",
         remedy=remedy,
     )

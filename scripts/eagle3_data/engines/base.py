@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from eagle3_data.errors import ConfigError, describe_exception
+from eagle3_data.errors import ConfigError
+from eagle3_data.failures import Failure, describe_exception
 from eagle3_data.modes import follow_umask
 
 
@@ -70,14 +71,14 @@ class Rejected:
     """This request failed, the engine lives on."""
 
     key: str
-    failure: dict[str, Any]
+    failure: Failure
 
 
 @dataclass(frozen=True)
 class Fatal:
     """The engine cannot go on (or could not start)."""
 
-    failure: dict[str, Any]
+    failure: Failure
 
 
 class Engine(Protocol):
@@ -134,5 +135,5 @@ def publish_states(states_path: str, write: Callable[[str], None]) -> None:
         with contextlib.suppress(OSError):
             Path(part).unlink(missing_ok=True)
         error_part = f"{states_path}.error.part"
-        Path(error_part).write_text(json.dumps(failure), encoding="utf-8")
+        Path(error_part).write_text(json.dumps(failure.to_json()), encoding="utf-8")
         os.replace(error_part, error_path(states_path))

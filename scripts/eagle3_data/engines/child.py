@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, wait
 
 from eagle3_data.child import watch_lifeline
 from eagle3_data.engines.base import Engine, EngineSettings, Fatal, Ready, Rejected, Request, load_engine
-from eagle3_data.errors import EngineError, SampleError, describe_exception, describe_situation
+from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.failures import describe_exception, describe_situation
 
 GATHER_S = 0.02
 """How long an idle engine waits for further requests after one: its first step should not compute that one

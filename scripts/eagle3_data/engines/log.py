@@ -4,10 +4,11 @@ died), and by which kernels it computes."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.diagnosis import diagnose
+from eagle3_data.failures import Failure
 
 READ_BYTES = 4 << 20
 """How much of the end of a log is looked at."""
@@ -21,19 +22,15 @@ KERNELS = re.compile(
 """How vLLM says what it chose: its model runner, attention and MoE backends, linear kernels."""
 
 
-def with_root_cause(failure: dict[str, Any], log: Path, start: int = 0) -> dict[str, Any]:
+def with_root_cause(failure: Failure, log: Path, start: int = 0) -> Failure:
     """The failure with the log's first real cause in front of its causes, the remedy, and the lines that
     tell. The log is read from byte `start`, where this engine's part begins."""
     if (text := _end_of(log, start)) is None:
         return failure
     diagnosis = diagnose(text)
-    told = f"{failure['class']}: {failure['message']}"
-    causes = (
-        failure["causes"]
-        if diagnosis.cause in (told, *failure["causes"])
-        else [diagnosis.cause, *failure["causes"]]
-    )
-    return {**failure, "causes": causes, "remedy": diagnosis.remedy, "excerpt": diagnosis.excerpt}
+    is_known = diagnosis.cause in (failure.headline, *failure.causes)
+    causes = failure.causes if is_known else [diagnosis.cause, *failure.causes]
+    return replace(failure, causes=causes, remedy=diagnosis.remedy, excerpt=diagnosis.excerpt)
 
 
 def reported_kernels(log: Path, start: int = 0) -> list[str]:

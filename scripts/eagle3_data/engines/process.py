@@ -12,12 +12,12 @@ import time
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.log import reported_kernels, with_root_cause
-from eagle3_data.errors import EngineError, describe_situation
+from eagle3_data.errors import EngineError
+from eagle3_data.failures import Failure, describe_situation
 
 STACKS_S = JOIN_S = 1.0
 ENOUGH_S = 60.0
@@ -77,7 +77,7 @@ class EngineProcess:
             )
         )
 
-    def explain(self, failure: dict[str, Any]) -> dict[str, Any]:
+    def explain(self, failure: Failure) -> Failure:
         """The failure with its root cause, where this engine's own part of the log tells it."""
         return with_root_cause(failure, self.log, self._log_start)
 

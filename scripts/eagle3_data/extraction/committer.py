@@ -12,6 +12,7 @@ from typing import Any
 
 from eagle3_data.engines.base import Extracted, Request, error_path
 from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.failures import Failure
 from eagle3_data.passes.commits import RejectionError, UnwrittenError
 from eagle3_data.states import file_checksum, number_problems, open_states, structure_problems
 from eagle3_data.store import Store
@@ -73,7 +74,7 @@ class StatesCommitter:
         gone, deadline = False, time.monotonic() + self._write_timeout_s
         while not path.exists():
             if error.exists():
-                failure = json.loads(error.read_text(encoding="utf-8"))
+                failure = Failure.from_json(json.loads(error.read_text(encoding="utf-8")))
                 error.unlink()
                 raise RejectionError(failure)
             if engine_gone.is_set() and not gone:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.child import Child
 from eagle3_data.cli import say
@@ -17,14 +16,23 @@ from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.engines.log import reported_kernels, with_root_cause
 from eagle3_data.environment import kernel_packages, machine, shown_variables, vllm_variables
-from eagle3_data.errors import CompatibilityError, EngineError, describe_situation, render_failure
-from eagle3_data.findings import Finding, told_failures
+from eagle3_data.errors import CompatibilityError, EngineError
+from eagle3_data.failures import Failure, describe_situation
+from eagle3_data.findings import Finding, Findings, told_failures
 from eagle3_data.hashing import hash_bytes, hash_json
-from eagle3_data.records import find_json, write_json
 from eagle3_data.target import TargetDescription
 
 CANARY_CODE = Path(__file__).parents[1] / "canary"
 ENGINES_CODE = Path(__file__).parents[1] / "engines"
+
+
+@dataclass(frozen=True)
+class PassedCanary(Findings):
+    """The verdict of a canary that passed, with what vLLM said it computed with and the variables it ran
+    under."""
+
+    kernels: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,8 @@ class Proof:
     canary with; `failure` says why not, None if something else stopped it."""
 
     holds: bool
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    failure: dict[str, Any] | None = None
+    findings: tuple[Finding, ...] = ()
+    failure: Failure | None = None
     kernels: tuple[str, ...] = ()
 
 
@@ -45,14 +53,14 @@ def prove_devices(
     have been none."""
     found = check_devices(description, extraction, compatibility)
     for finding in found.findings:
-        say(f"{_told(finding.as_record())}; {finding.remedy}")
+        say(f"{_told(finding)}; {finding.remedy}")
     if not found.failed:
         return Proof(True)
     return Proof(
         False,
         failure=_failure(
             "the target does not fit this job's devices, so it was not loaded",
-            map(Finding.as_record, found.findings),
+            found.findings,
         ),
     )
 
@@ -71,9 +79,9 @@ def prove_engine(
     """
     allowed = sorted(name for name in allow if name.startswith("canary-"))
     verdict = directory / f"{_identity(settings, allowed)}.json"
-    if passed := find_json(verdict):
-        say("\n  ".join([f"canary: passed before ({verdict})", *map(_told, passed["findings"])]))
-        return Proof(True, passed["findings"], kernels=tuple(passed.get("kernels", ())))
+    if passed := PassedCanary.find(verdict):
+        say("\n  ".join([f"canary: passed before ({verdict})", *map(_told, passed.findings)]))
+        return Proof(True, passed.findings, kernels=tuple(passed.kernels))
     say("canary: a tiny model of the target's architecture goes through the engine first")
     failed_verdict = verdict.with_suffix(".failed.json")
     failed_verdict.unlink(
@@ -94,19 +102,19 @@ def prove_engine(
             pass
     finally:
         child.kill()
-    kernels = reported_kernels(log, log_start)
-    if passed := find_json(verdict):
-        write_json(verdict, {**passed, "kernels": kernels, "environment": shown_variables()})
-        say("\n  ".join(["canary: passed", *map(_told, passed["findings"])]))
-        return Proof(not stop.is_set(), passed["findings"], kernels=tuple(kernels))
+    if passed := PassedCanary.find(verdict):
+        passed = replace(passed, kernels=reported_kernels(log, log_start), environment=shown_variables())
+        passed.write(verdict)
+        say("\n  ".join(["canary: passed", *map(_told, passed.findings)]))
+        return Proof(not stop.is_set(), passed.findings, kernels=tuple(passed.kernels))
     if stop.is_set():
         return Proof(False)
-    failed = find_json(failed_verdict) or {"findings": [_died(child.end(), log, log_start).as_record()]}
+    failed = Findings.find(failed_verdict) or Findings((_died(child.end(), log, log_start),))
     failure = _failure(
-        f"the canary failed, so the target was not loaded; engine output: {log}", failed["findings"]
+        f"the canary failed, so the target was not loaded; engine output: {log}", failed.findings
     )
-    say(render_failure(failure))
-    return Proof(False, failed["findings"], failure)
+    say(failure.render())
+    return Proof(False, failed.findings, failure)
 
 
 def _died(how: str, log: Path, log_start: int) -> Finding:
@@ -117,12 +125,12 @@ def _died(how: str, log: Path, log_start: int) -> Finding:
     return Finding(
         "canary-died",
         "fail",
-        f"{failure['message']} before it could judge; {'; '.join(failure['causes'])}",
-        remedy=failure.get("remedy") or f"see {log}",
+        f"{failure.message} before it could judge; {'; '.join(failure.causes)}",
+        remedy=failure.remedy or f"see {log}",
     )
 
 
-def kernels_not_covered(proof: Proof, kernels: Iterable[str]) -> list[dict[str, Any]]:
+def kernels_not_covered(proof: Proof, kernels: Iterable[str]) -> list[Finding]:
     """A finding where the target runs with what the canary did not run with; none where no canary ran."""
     other = [kernel for kernel in kernels if kernel not in proof.kernels]
     if not proof.kernels or not other:
@@ -130,8 +138,8 @@ def kernels_not_covered(proof: Proof, kernels: Iterable[str]) -> list[dict[str, 
     title = f"the target runs with what the canary did not cover: {'; '.join(other)}"
     remedy = "none needed if validation passes; it proves each sample's last state, and no other layer"
     finding = Finding("canary-kernels", "unknown", title, remedy=remedy)
-    say(_told(finding.as_record()))
-    return [finding.as_record()]
+    say(_told(finding))
+    return [finding]
 
 
 def _identity(settings: EngineSettings, allowed: list[str]) -> str:
@@ -155,12 +163,10 @@ def _identity(settings: EngineSettings, allowed: list[str]) -> str:
     )
 
 
-def _failure(message: str, findings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _failure(message: str, findings: Iterable[Finding]) -> Failure:
     return describe_situation(CompatibilityError, message, causes=tuple(told_failures(findings)))
 
 
-def _told(finding: dict[str, Any]) -> str:
-    return (
-        f"{finding['level']}{' (accepted)' if finding['accepted'] else ''}: {finding['id']}:"
-        f" {finding['title']}"
-    )
+def _told(finding: Finding) -> str:
+    accepted = " (accepted)" if finding.accepted else ""
+    return f"{finding.level}{accepted}: {finding.id}: {finding.title}"

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.cli import say
 from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
@@ -25,23 +26,28 @@ from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.environment import shown_variables
-from eagle3_data.errors import EngineError, describe_situation
+from eagle3_data.errors import EngineError
 from eagle3_data.extraction.committer import Expected, StatesCommitter
 from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine
+from eagle3_data.failures import Failure, describe_situation
+from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
+from eagle3_data.passes.batch_records import FailureFacts
 from eagle3_data.passes.feeding import Feeding
 from eagle3_data.passes.flight import Flight
-from eagle3_data.passes.lease import Lease
+from eagle3_data.passes.lease import Lease, PassProgress
+from eagle3_data.passes.ledger import Ledger, PassFacts
 from eagle3_data.passes.outcomes import Outcomes, rejected_path
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
-from eagle3_data.processes import is_alive, this_process
+from eagle3_data.processes import this_process
 from eagle3_data.progress import Progress
-from eagle3_data.records import find_json, read_json, write_json
+from eagle3_data.records import write_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import OWNER, Store
 from eagle3_data.target import TargetDescription
+from eagle3_data.validation.verdict import BatchVerdict
 from eagle3_data.version import workflow_version
 
 COMMIT_THREADS = 4
@@ -99,28 +105,26 @@ class PassRun:
         self._store = Store(extraction.store, identity.extraction_id)
         self._paths = ExtractionPaths(job.results / "extraction")
         self._sample_file = SampleFile(job.results / "tokens/samples.parquet")
-        self._batches: dict[str, Any] = read_json(job.results / "tokens/batches.json")["batches"]
-        self._failure: dict[str, Any] | None = None
+        self._batches = BatchIndex.read(job.results / "tokens/batches.json").batches
+        self._failure: Failure | None = None
         self._ready: Ready | None = None
         self._proof = Proof(holds=False)
-        self._canary: list[dict[str, Any]] = []
+        self._canary: list[Finding] = []
         self._phase = "surveying"
         self._loads, self._missing, self._extraction_s, self._lease_wait_s = 0, 0, 0.0, 0.0
         self._deaths: dict[str, int] = {}
         """With how many engines that died a sample was, in all passes so far."""
         self._started_at = time.time()
         self._extracting_since: float | None = None
-        self._facts = {
-            "pass": job.number,
-            "stripe": job.stripe,
-            "extraction_id": identity.extraction_id,
-            "engine_log": str(job.engine_log),
-        }
-        self._facts["command"] = os.environ.get("EAGLE3_DATA_COMMAND")
-        self._failure_facts: dict[str, Any] = {
-            "versions": _package_versions(),
-            "retry": os.environ.get("EAGLE3_DATA_COMMAND"),
-        }
+        command = os.environ.get("EAGLE3_DATA_COMMAND")
+        self._facts = PassFacts(
+            number=job.number,
+            stripe=job.stripe,
+            extraction_id=identity.extraction_id,
+            engine_log=str(job.engine_log),
+            command=command,
+        )
+        self._failure_facts = FailureFacts(versions=_package_versions(), retry=command)
         self._outcomes = Outcomes(
             self._paths, job.number, self._facts, self._failure_facts, extraction.max_failed_fraction
         )
@@ -153,13 +157,13 @@ class PassRun:
 
     def _run_alone(self) -> None:
         write_json(self._store.directory / "identity.json", asdict(self._job.identity))
-        if removed := self._store.clean_incoming(is_alive):
+        if removed := self._store.clean_incoming():
             say(f"removed the unfinished files of {removed} passes that were killed")
         for batch in self._own_batches():
             self._quarantine_rejected(batch)
         self._missing = self._survey()
         for ledger in self._paths.read_ledgers():
-            self._deaths.update(ledger["deaths"])
+            self._deaths.update(ledger.deaths)
         if not self._missing:
             say("every sample of this stripe is in the store already; the model is not loaded")
         elif not self._stop.is_near():
@@ -176,21 +180,20 @@ class PassRun:
         self._stop.failure = self._stop.failure or describe_situation(EngineError, told)
         self._stop.now.set()
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> PassProgress:
         """What others may know of this pass while it runs."""
         outcomes = self._outcomes
-        return {
-            **self._facts,
-            "phase": self._phase,
-            "started_at": self._started_at,
-            "extracting_since": self._extracting_since,
-            "to_extract": self._missing - outcomes.found_in_store,
-            "extracted": outcomes.extracted,
-            "failed": outcomes.failures,
-            "tokens": outcomes.tokens,
-            "written_bytes": outcomes.size_bytes,
-            "updated_at": time.time(),
-        }
+        return PassProgress(
+            **vars(self._facts),
+            phase=self._phase,
+            started_at=self._started_at,
+            updated_at=time.time(),
+            extracting_since=self._extracting_since,
+            to_extract=self._missing - outcomes.found_in_store,
+            extracted=outcomes.extracted,
+            failed=outcomes.failures,
+            tokens=outcomes.tokens,
+        )
 
     # ---- what there is to do
 
@@ -207,9 +210,9 @@ class PassRun:
         stored = self._store.keys()
         for batch in self._own_batches():
             entry = self._batches[batch]
-            names = self._sample_file.names(entry["row_group"])
+            names = self._sample_file.names(entry.row_group)
             missing = {name.key for name in names if name.key not in stored}
-            fingerprint = self._job.identity.batch_fingerprint(entry["fingerprint"])
+            fingerprint = self._job.identity.batch_fingerprint(entry.fingerprint)
             if missing:
                 self._outcomes.open_batch(batch, fingerprint, names, missing)
             else:  # an earlier pass recorded it, or `find_stored_batches` does
@@ -219,10 +222,10 @@ class PassRun:
 
     def _quarantine_rejected(self, batch: str) -> None:
         path = rejected_path(self._job.results, batch)
-        rejected = find_json(path)
-        if rejected is None:
+        verdict = BatchVerdict.find(path)
+        if verdict is None:
             return
-        for key, reason in rejected["rejected"].items():
+        for key, reason in verdict.rejected.items():
             self._store.quarantine(key, reason)
             say(
                 f"batch {batch}: {key} was rejected by validation ({reason}); it is quarantined and extracted"
@@ -235,7 +238,7 @@ class PassRun:
         """Samples that are not in the store, batch after batch, each key once."""
         met: set[str] = set()
         for batch in self._outcomes.open_batches():
-            for sample in self._sample_file.samples(self._batches[batch]["row_group"]):
+            for sample in self._sample_file.samples(self._batches[batch].row_group):
                 if not self._outcomes.is_waiting(sample.key) or sample.key in met:
                     continue
                 if self._store.holds(sample.key):  # another run that shares the store was faster
@@ -293,7 +296,7 @@ class PassRun:
         self._extracting_since = self._extracting_since or time.time()
         word = replace(word, versions={**word.versions, "workflow": workflow_version()})
         self._ready, self._phase = word, "extracting"
-        self._failure_facts["versions"].update(word.versions)
+        self._failure_facts.versions.update(word.versions)
         self._provenance |= {"versions": word.versions, "kernels": list(word.kernels)}
         self._canary = [*self._proof.findings, *kernels_not_covered(self._proof, word.kernels)]
         say(
@@ -311,7 +314,7 @@ class PassRun:
             proof = prove_engine(
                 settings, job.compatibility.allow, verdicts, work, job.engine_log, self._stop.now
             )
-        self._proof, self._canary, self._failure = proof, proof.findings, proof.failure
+        self._proof, self._canary, self._failure = proof, list(proof.findings), proof.failure
         return proof.holds
 
     def _committer(self) -> StatesCommitter:
@@ -335,37 +338,36 @@ class PassRun:
 
     def _write_ledger(self) -> None:
         job, outcomes, counts = self._job, self._outcomes, self._outcomes.counts()
-        write_json(
-            self._ledger,
-            {
-                **self._facts,
-                "stripes": job.extraction.jobs,
-                "layers": list(job.identity.layers),
-                "requested_layers": job.extraction.layers,
-                "layer_convention": job.extraction.layer_convention,
-                "target": job.target.path,
-                "host": socket.gethostname(),
-                "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-                "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-                "tensor_parallel": job.extraction.tensor_parallel,
-                "started_at": self._started_at,
-                "elapsed_s": time.time() - self._started_at,
-                "lease_wait_s": self._lease_wait_s,
-                "model_loads": self._loads,
-                "load_s": self._ready.load_s if self._ready else None,
-                "versions": self._ready.versions if self._ready else {},
-                "kernels": list(self._ready.kernels) if self._ready else [],
-                "environment": shown_variables(),
-                "extraction_s": self._extraction_s,
-                "samples_extracted": outcomes.extracted,
-                "tokens_extracted": outcomes.tokens,
-                "written_bytes": outcomes.size_bytes,
-                "canary": self._canary,
-                "failure": self._failure,
-                "deaths": {key: number for key, number in self._deaths.items() if not self._store.holds(key)},
-                "batches": outcomes.batches(),
-            },
+        requested = job.extraction.layers
+        ledger = Ledger(
+            **vars(self._facts),
+            stripes=job.extraction.jobs,
+            layers=list(job.identity.layers),
+            requested_layers=None if requested is None else list(requested),
+            layer_convention=job.extraction.layer_convention,
+            target=job.target.path,
+            host=socket.gethostname(),
+            slurm_job_id=os.environ.get("SLURM_JOB_ID"),
+            devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            tensor_parallel=job.extraction.tensor_parallel,
+            started_at=self._started_at,
+            elapsed_s=time.time() - self._started_at,
+            lease_wait_s=self._lease_wait_s,
+            model_loads=self._loads,
+            load_s=self._ready.load_s if self._ready else None,
+            versions=self._ready.versions if self._ready else {},
+            kernels=list(self._ready.kernels) if self._ready else [],
+            environment=shown_variables(),
+            extraction_s=self._extraction_s,
+            samples_extracted=outcomes.extracted,
+            tokens_extracted=outcomes.tokens,
+            written_bytes=outcomes.size_bytes,
+            canary=self._canary,
+            failure=self._failure,
+            deaths={key: number for key, number in self._deaths.items() if not self._store.holds(key)},
+            batches=outcomes.batches(),
         )
+        ledger.write(self._ledger)
         say(
             f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete,"
             f" {counts['failed']} failed, {counts['not_reached']} not reached"

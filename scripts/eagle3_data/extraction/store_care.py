@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.errors import InputError, headline
-from eagle3_data.passes.lease import is_live
+from eagle3_data.passes.batch_records import BatchRecord
+from eagle3_data.passes.lease import LeaseState, is_live
+from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.places import check_directory, explained, owner_of
-from eagle3_data.processes import is_alive
 from eagle3_data.progress import Progress
-from eagle3_data.records import find_json, read_json
+from eagle3_data.records import read_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.states import file_checksum
 from eagle3_data.store import ABANDONED_S, Store, last_change
@@ -226,12 +227,12 @@ class Run:
         while its newest pass or a running one extracts with that id. Raises InputError where a record cannot
         be read: then nothing is sure.
         """
-        records = [read_json(path) for path in sorted(self._paths.root.glob("records/*.json"))]
+        records = [BatchRecord.read(path) for path in sorted(self._paths.root.glob("records/*.json"))]
         keys = {
-            sample["key"]
+            sample.key
             for record in records
-            if record["extraction_id"] == extraction_id
-            for sample in record["samples"]
+            if record.extraction_id == extraction_id
+            for sample in record.samples
         }
         if extraction_id in self._current_ids:
             keys |= self._sample_keys
@@ -242,11 +243,11 @@ class Run:
         passes = self._paths.root.glob("passes/[0-9]*/*.json")
         newest = max((int(path.parent.name) for path in passes), default=None)
         ledgers = [
-            read_json(path)
+            Ledger.read(path)
             for path in self._paths.root.glob("passes/[0-9]*/*.json")
             if int(path.parent.name) == newest
         ]
-        return {record["extraction_id"] for record in [*ledgers, *(lease for _, lease in self.leases())]}
+        return {record.extraction_id for record in [*ledgers, *(lease for _, lease in self.leases())]}
 
     @cached_property
     def _sample_keys(self) -> set[str]:
@@ -258,13 +259,13 @@ class Run:
             )
         return {name.key for name in SampleFile(path).all_names()}
 
-    def leases(self) -> list[tuple[Path, dict[str, Any]]]:
+    def leases(self) -> list[tuple[Path, LeaseState]]:
         """Of passes that run, or were killed."""
         leases = []
         for path in self._paths.root.glob("running/*.json"):
-            record = find_json(path)
-            if record is not None:
-                leases.append((path, record))
+            state = LeaseState.find(path)
+            if state is not None:
+                leases.append((path, state))
             elif path.exists():
                 raise InputError(
                     f"{path} cannot be read, so it is not known what is being extracted; try again, and"
@@ -298,9 +299,9 @@ def refuse_while_running(runs: Iterable[Run], store: Store) -> None:
     """Raises InputError if a pass extracts into the store: also where there are no locks to tell."""
     for run in runs:
         for path, lease in run.leases():
-            if lease["extraction_id"] == store.extraction_id and is_live(path, lease):
+            if lease.extraction_id == store.extraction_id and is_live(path, lease):
                 raise InputError(
-                    f"a pass of {run.directory} is extracting {lease['extraction_id']}; nothing is deleted"
+                    f"a pass of {run.directory} is extracting {lease.extraction_id}; nothing is deleted"
                     " before it has ended"
                 )
 
@@ -340,7 +341,7 @@ def find_garbage(store: Store, runs: Sequence[Run], quarantine_days: float) -> I
         ("unfinished record", shelves.parts),
     ):
         yield from (Garbage(reason, (path,)) for path in paths if now - last_change(path) > ABANDONED_S)
-    yield from (Garbage("left behind by a writer", (directory,)) for directory in store.abandoned(is_alive))
+    yield from (Garbage("left behind by a writer", (directory,)) for directory in store.abandoned())
     for reason_file in sorted(
         store.directory.glob("quarantine/*.reason.json")
     ):  # written then; the sample's own files are older

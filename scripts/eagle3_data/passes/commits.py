@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Protocol
 
 from eagle3_data.engines.base import Extracted, Request
 from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.failures import Failure
 
 
 class RejectionError(SampleError):
     """A sample whose failure is already described, by the process in which it happened."""
 
-    def __init__(self, failure: dict[str, Any]) -> None:
-        super().__init__(failure["message"])
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
         self.failure = failure
 
 

@@ -14,13 +14,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from eagle3_data.cli import say
 from eagle3_data.config import Extraction
 from eagle3_data.engines.base import Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.process import EngineProcess
-from eagle3_data.errors import EngineError, describe_situation, render_failure
+from eagle3_data.errors import EngineError
+from eagle3_data.failures import Failure, describe_situation
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.stopping import Stop
 
@@ -59,7 +59,7 @@ class Feeding:
         self._last_word_at = 0.0
         self.loads = 0
         self.ended_at = time.time()
-        self.failure: dict[str, Any] | None = None
+        self.failure: Failure | None = None
         """What ended the feeding before its end, if something of the engine's did."""
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class Feeding:
                 )
                 self.failure = engine.explain(describe_situation(EngineError, told))
             if self.failure is not None:
-                say(f"the engine did not start\n{render_failure(self.failure)}")
+                say(f"the engine did not start\n{self.failure.render()}")
                 return False
         return False
 
@@ -130,7 +130,7 @@ class Feeding:
             self._engine_died(self._engine.explain(describe_situation(EngineError, told)))
         self._flight.book()
         if self._flight.no_room is not None:
-            self._stop.no_room(f"the disk is full ({self._flight.no_room['message']})")
+            self._stop.no_room(f"the disk is full ({self._flight.no_room.message})")
 
     def _send(self) -> None:
         """Fresh samples within the bound; after the last of them the suspects, one at a time."""
@@ -167,23 +167,20 @@ class Feeding:
 
     # ---- its death
 
-    def _engine_died(self, failure: dict[str, Any]) -> None:
+    def _engine_died(self, failure: Failure) -> None:
         self._end_engine()
         taken = self._flight.engine_died()
         # by the signal that stops the pass: SLURM and Ctrl-C send it to every process, so no sample is to
         # blame
         if self._stop.now.is_set():
             return
-        say(f"the engine died with {len(taken)} samples\n{render_failure(failure)}")
+        say(f"the engine died with {len(taken)} samples\n{failure.render()}")
         for request in taken:
             self.deaths[request.key] += 1
             if (deaths := self.deaths[request.key]) >= DEATHS_TO_FAIL:
                 self._flight.blame(
                     request,
-                    {
-                        **failure,
-                        "notes": [*failure["notes"], f"this sample was with {deaths} engines that died"],
-                    },
+                    failure.with_note(f"this sample was with {deaths} engines that died"),
                 )
             else:
                 self._suspects.append(request)
@@ -194,7 +191,7 @@ class Feeding:
                     f" {self._settings.engine_restarts}); the same command goes on with the samples that were"
                     " with no engine that died, and with more restarts it gets further at once"
                 )
-                self.failure = {**failure, "notes": [*failure["notes"], told]}
+                self.failure = failure.with_note(told)
                 say(f"giving up: {told}")
             else:
                 say(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
 from eagle3_data.engines.base import Extracted, Rejected, Request
-from eagle3_data.errors import NO_ROOM, SampleError, describe_exception
+from eagle3_data.errors import NO_ROOM, SampleError
+from eagle3_data.failures import Failure, describe_exception
 from eagle3_data.passes.commits import Committer, RejectionError, UnwrittenError
 from eagle3_data.passes.outcomes import Outcomes
 from eagle3_data.progress import Progress
@@ -26,7 +26,7 @@ class Flight:
         self.lost: list[Request] = []
         """Finished by an engine that died before it wrote them: to be extracted again."""
         self.tokens = 0
-        self.no_room: dict[str, Any] | None = None
+        self.no_room: Failure | None = None
         """The failure that says that the disk is full, once there was one."""
 
     def __bool__(self) -> bool:
@@ -77,19 +77,19 @@ class Flight:
         self.with_engine.clear()
         return taken
 
-    def fail(self, request: Request, failure: dict[str, Any]) -> None:
+    def fail(self, request: Request, failure: Failure) -> None:
         """Book a sample of this flight as failed. One that found no room on the disk has not failed: it is
         left for the next pass."""
         self.tokens -= len(request.token_ids)
-        if failure.get("errno") in NO_ROOM:
+        if failure.errno in NO_ROOM:
             self.no_room = failure
         else:
-            self._book_failure(request, failure, own=failure["class"] == SampleError.__name__)
+            self._book_failure(request, failure, own=failure.kind == SampleError.__name__)
 
-    def blame(self, request: Request, failure: dict[str, Any]) -> None:
+    def blame(self, request: Request, failure: Failure) -> None:
         """Book a sample that is not in flight any more as failed, since engines died of it."""
         self._book_failure(request, failure, own=True)
 
-    def _book_failure(self, request: Request, failure: dict[str, Any], own: bool) -> None:
+    def _book_failure(self, request: Request, failure: Failure, own: bool) -> None:
         self._outcomes.failed(request.key, len(request.token_ids), failure, own)
         self._progress.add(failed=1)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from eagle3_data.compatibility.run.arithmetic import DTYPE_BYTES
 from eagle3_data.config import Extraction
+from eagle3_data.passes.ledger import Ledger
 
 LOAD_BYTES_PER_S = 0.25e9
 """What a checkpoint comes from a network file system with; the slowest load we know of had 0.36."""
@@ -44,21 +44,19 @@ class Pace:
     def assumed(cls, weights_bytes: int) -> Pace:
         return cls(weights_bytes / LOAD_BYTES_PER_S, TOKENS_PER_S)
 
-    def measured_by(self, ledgers: Iterable[dict[str, Any]]) -> Pace:
+    def measured_by(self, ledgers: Iterable[Ledger]) -> Pace:
         """The slowest load and the mean rate in `ledgers`, and this pace where they do not tell. A pass that
         failed before its model was loaded says how long a load takes at least; waiting for another pass is no
         part of it."""
         known = list(ledgers)
-        loads = [ledger["load_s"] for ledger in known if ledger["load_s"] is not None]
+        loads = [ledger.load_s for ledger in known if ledger.load_s is not None]
         cut_short = [
-            ledger["elapsed_s"] - ledger["lease_wait_s"]
+            ledger.elapsed_s - ledger.lease_wait_s
             for ledger in known
-            if ledger["load_s"] is None and ledger["failure"]
+            if ledger.load_s is None and ledger.failure
         ]
-        tokens, seconds = (
-            sum(ledger["tokens_extracted"] for ledger in known),
-            sum(ledger["extraction_s"] for ledger in known),
-        )
+        tokens = sum(ledger.tokens_extracted for ledger in known)
+        seconds = sum(ledger.extraction_s for ledger in known)
         return Pace(
             max([*(loads or [self.load_s]), *cut_short]),
             tokens / max(seconds, 1e-9) if tokens else self.tokens_per_s,

@@ -16,24 +16,49 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.cli import say
-from eagle3_data.processes import is_gone, this_process
-from eagle3_data.records import find_json, write_json
+from eagle3_data.passes.ledger import PassFacts
+from eagle3_data.processes import Process, this_process
+from eagle3_data.records import remove
 from eagle3_data.store import ABANDONED_S
 
 BEAT_S = 5.0
 SILENT_S = 60.0
 POLL_S = 1.0
+UNREADABLE_S = 4 * BEAT_S
+"""How long a damaged lease is given before it is removed: its holder would have written it again."""
 
 
-def is_live(path: Path, record: dict[str, Any]) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class PassProgress(PassFacts):
+    """How far a running pass has come. Times are seconds since the epoch."""
+
+    phase: str
+    started_at: float
+    updated_at: float
+    extracting_since: float | None = None
+    to_extract: int = 0
+    extracted: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseState(PassProgress, Process):
+    """The file of a lease: whose it is (`token`), how often it was renewed, and how far that pass is."""
+
+    token: str
+    beat: int
+
+
+def is_live(path: Path, state: LeaseState) -> bool:
     """Whether a lease is a running pass's, as far as one look can tell: it was renewed in the last minute,
     and its process is not gone."""
     try:
-        return not is_gone(record) and time.time() - path.stat().st_mtime < SILENT_S
+        return not state.is_gone and time.time() - path.stat().st_mtime < SILENT_S
     except FileNotFoundError:  # it has just ended
         return False
 
@@ -47,7 +72,7 @@ class Lease:
         directory: Path,
         stripe: int,
         jobs: int,
-        describe: Callable[[], dict[str, Any]],
+        describe: Callable[[], PassProgress],
         on_loss: Callable[[], None],
     ) -> None:
         self._directory, self._name, self._jobs = directory, f"{stripe}-of-{jobs}.json", jobs
@@ -64,7 +89,7 @@ class Lease:
 
     def acquire(self, stop: threading.Event) -> bool:
         """Wait for the lease; False if `stop` was set before it came."""
-        seen: dict[str, tuple[Any, float]] = {}
+        seen: dict[str, tuple[object, float]] = {}
         told = False
         while not stop.is_set():
             holder = self._living_rival(seen)
@@ -74,10 +99,10 @@ class Lease:
                 self._thread.start()
                 return True
             if holder is not None and not told:
-                job = f", SLURM job {holder['slurm_job_id']}" if holder.get("slurm_job_id") else ""
+                job = f", SLURM job {holder.slurm_job_id}" if holder.slurm_job_id else ""
                 say(
-                    f"another pass is extracting this run (host {holder['host']}, process"
-                    f" {holder['pid']}{job}); waiting for it, nothing is loaded meanwhile"
+                    f"another pass is extracting this run (host {holder.host}, process"
+                    f" {holder.pid}{job}); waiting for it, nothing is loaded meanwhile"
                 )
                 told = True
             stop.wait(POLL_S)
@@ -95,39 +120,41 @@ class Lease:
         if self._is_ours():
             self.path.unlink(missing_ok=True)
 
-    def _living_rival(self, seen: dict[str, tuple[Any, float]]) -> dict[str, Any] | None:
-        """A living pass over the same samples: the same stripe, or any stripe of another division into
-        jobs."""
+    def _living_rival(self, seen: dict[str, tuple[object, float]]) -> LeaseState | None:
+        """A living pass over the same samples: the same stripe, or any stripe of another division into jobs.
+        A lease that cannot be read is damaged, since each is written whole: it is removed unless its holder
+        puts it right at its next beats."""
         for path in sorted(self._directory.glob("*-of-*.json")):
             if path.name.endswith(f"-of-{self._jobs}.json") and path.name != self._name:
                 continue
-            record = find_json(path)
-            if record is None:
-                continue
-            state = (record["token"], record["beat"])
+            holder = LeaseState.find(path)
+            state = (holder.token, holder.beat) if holder else None
             if seen.setdefault(path.name, (state, time.monotonic()))[0] != state:
                 seen[path.name] = (state, time.monotonic())
-            if is_gone(record) or time.monotonic() - seen[path.name][1] > SILENT_S:
-                self._bury(path, record["token"])
-            else:
-                return record
+            silent_s = time.monotonic() - seen[path.name][1]
+            if holder is None and silent_s > UNREADABLE_S:
+                self._bury(path, None)
+            elif holder and (holder.is_gone or silent_s > SILENT_S):
+                self._bury(path, holder.token)
+            elif holder:
+                return holder
         return None
 
-    def _bury(self, path: Path, token: str) -> None:
+    def _bury(self, path: Path, token: str | None) -> None:
         """Remove a dead lease, and only that one: another waiting pass may have put its own there in the
         meantime."""
         grave = path.with_name(f".{path.name}.{self._token}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, grave)
-            buried = find_json(grave)
-            if buried and buried["token"] != token:
+            buried = LeaseState.find(grave)
+            if buried and buried.token != token:
                 with contextlib.suppress(FileExistsError):
                     os.link(grave, path)
-            grave.unlink()
+            remove(grave)
 
     def _take(self) -> bool:
         mine = self._directory / f".{self._name}.{self._token}.new"
-        write_json(mine, self._record())
+        self._state().write(mine)
         try:
             os.link(mine, self.path)
         except FileExistsError:
@@ -136,13 +163,15 @@ class Lease:
             mine.unlink()
         return True
 
-    def _record(self) -> dict[str, Any]:
+    def _state(self) -> LeaseState:
         self._beats += 1
-        return {**this_process(), "token": self._token, "beat": self._beats, **self._describe()}
+        return LeaseState(
+            **vars(this_process()), **vars(self._describe()), token=self._token, beat=self._beats
+        )
 
     def _is_ours(self) -> bool:
-        record = find_json(self.path)
-        return record is not None and record["token"] == self._token
+        state = LeaseState.find(self.path)
+        return state is not None and state.token == self._token
 
     def _clean(self) -> None:
         """Remove unfinished files of processes that were killed; our lease, just written, tells the file
@@ -160,14 +189,14 @@ class Lease:
                 with contextlib.suppress(OSError):
                     os.utime(self._renewed)
             with contextlib.suppress(OSError):  # a full disk: it beats again when there is room
-                record = find_json(self.path)
-                if record is not None and record["token"] == self._token:
-                    write_json(self.path, self._record())
+                state = LeaseState.find(self.path)
+                is_damaged = state is None and self.path.exists()  # nobody else writes there while we hold it
+                if is_damaged or (state is not None and state.token == self._token):
+                    self._state().write(self.path)
                     absent = 0
                     continue
-                absent += record is None and not self.path.exists()
-                if (
-                    record is not None or absent > 1
-                ):  # absent at one beat only: `_bury` puts back what it took in error
+                absent += state is None
+                # absent at one beat only: `_bury` puts back what it took in error
+                if state is not None or absent > 1:
                     self._on_loss()
                     return

@@ -5,16 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from eagle3_data.errors import failure_headline
+from eagle3_data.batch_index import SampleName
+from eagle3_data.failures import Failure
+from eagle3_data.passes.batch_records import BatchRecord, FailureFacts, FailureRecord, FailureSummary
+from eagle3_data.passes.ledger import (
+    COMPLETE,
+    FAILED,
+    NOT_REACHED,
+    BatchOutcome,
+    FailedSample,
+    Ledger,
+    PassFacts,
+    State,
+)
 from eagle3_data.passes.paths import ExtractionPaths
-from eagle3_data.records import find_json, write_json
-from eagle3_data.samples import SampleName
+from eagle3_data.records import Record
 
-COMPLETE, FAILED, NOT_REACHED = "complete", "failed", "not_reached"
 OWN_REMEDY = (
     "where the sample itself is to blame: take it out of the data, or go on without it with"
     " extraction.max_failed_fraction"
@@ -24,7 +33,7 @@ OTHER_REMEDY = "nothing is wrong with the sample: mend the cause and run the sam
 
 
 @dataclass
-class BatchOutcome:
+class OpenBatch:
     """A batch while the pass runs. `waiting` are the keys that still have to come into the store."""
 
     fingerprint: str
@@ -39,27 +48,28 @@ class BatchOutcome:
     """Whether the failed samples are knowingly gone without."""
 
     @property
-    def state(self) -> str:
+    def state(self) -> State:
         if self.waiting and not self.failed:
             return NOT_REACHED
         return FAILED if self.waiting or (self.failed and not self.left_out) else COMPLETE
 
-    def failures(self) -> list[dict[str, str]]:
+    def failures(self) -> list[FailedSample]:
         return [
-            {"sample_id": s.sample_id, "key": s.key, "record": self.failed[s.key]}
-            for s in self.samples
-            if s.key in self.failed
+            FailedSample(name.sample_id, name.key, self.failed[name.key])
+            for name in self.samples
+            if name.key in self.failed
         ]
 
-    def as_record(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "fingerprint": self.fingerprint,
-            "samples": len(self.samples) - (len(self.failed) if self.left_out else 0),
-            "left_out": self.failures() if self.left_out else [],
-            "failed": [] if self.left_out else self.failures(),
-            "not_reached": len(self.waiting),
-        }
+    def outcome(self) -> BatchOutcome:
+        failures = self.failures()
+        return BatchOutcome(
+            state=self.state,
+            fingerprint=self.fingerprint,
+            samples=len(self.samples) - (len(failures) if self.left_out else 0),
+            left_out=failures if self.left_out else [],
+            failed=[] if self.left_out else failures,
+            not_reached=len(self.waiting),
+        )
 
 
 class Outcomes:
@@ -74,25 +84,25 @@ class Outcomes:
         self,
         paths: ExtractionPaths,
         number: str,
-        facts: dict[str, Any],
-        failure_facts: dict[str, Any],
+        facts: PassFacts,
+        failure_facts: FailureFacts,
         max_failed_fraction: float = 0.0,
     ) -> None:
         self._paths, self._number, self._facts, self._failure_facts = paths, number, facts, failure_facts
         self._max_failed_fraction = max_failed_fraction
-        self._batches: dict[str, BatchOutcome] = {}
+        self._batches: dict[str, OpenBatch] = {}
         self._batches_of: dict[str, list[str]] = {}
-        self._unwritten: dict[Path, dict[str, Any]] = {}
+        self._unwritten: dict[Path, Record] = {}
         self.tokens = self.size_bytes = self.extracted = self.failures = self.found_in_store = 0
 
     def known_complete(self, batch: str, fingerprint: str, samples: Sequence[SampleName]) -> None:
         """A batch that was complete before: listed in this ledger, its record left alone."""
-        self._batches[batch] = BatchOutcome(fingerprint, samples, set())
+        self._batches[batch] = OpenBatch(fingerprint, samples, set())
 
     def open_batch(
         self, batch: str, fingerprint: str, samples: Sequence[SampleName], missing: set[str]
     ) -> None:
-        outcome = self._batches[batch] = BatchOutcome(fingerprint, samples, set(missing))
+        outcome = self._batches[batch] = OpenBatch(fingerprint, samples, set(missing))
         for key in missing:
             self._batches_of.setdefault(key, []).append(batch)
         if not missing:
@@ -125,31 +135,33 @@ class Outcomes:
             if outcome.state == COMPLETE:
                 self._write_record(batch, outcome)
 
-    def failed(self, key: str, tokens: int, failure: dict[str, Any], own: bool) -> None:
+    def failed(self, key: str, tokens: int, failure: Failure, own: bool) -> None:
         """Write a failure record for each batch the sample is in. `own`: the sample itself is to blame, not a
         disk or the engine."""
         self.failures += 1
-        failure = {**failure, "remedy": failure.get("remedy") or (OWN_REMEDY if own else OTHER_REMEDY)}
+        failure = replace(failure, remedy=failure.remedy or (OWN_REMEDY if own else OTHER_REMEDY))
         for batch in self._batches_of.pop(key):
             outcome = self._batches[batch]
             outcome.waiting.discard(key)
             outcome.all_of_their_own &= own
-            outcome.causes[failure_headline(failure)] += 1
+            outcome.causes[failure.summary] += 1
             path = self._paths.failure(batch, self._number, key)
             sample_id = next(sample.sample_id for sample in outcome.samples if sample.key == key)
             attempt = 1 + sum(earlier != path for earlier in self._paths.failures(batch, key))
-            told = {
-                "batch": batch,
-                "sample_id": sample_id,
-                "key": key,
-                "tokens": tokens,
-                "attempt": attempt,
-                "failure": failure,
-            }
-            self._write(path, {**self._facts, **self._failure_facts, **told})
+            record = FailureRecord(
+                **vars(self._facts),
+                **vars(self._failure_facts),
+                batch=batch,
+                sample_id=sample_id,
+                key=key,
+                tokens=tokens,
+                attempt=attempt,
+                failure=failure,
+            )
+            self._write(path, record)
             outcome.failed[key] = str(path)
 
-    def finish(self, shared: dict[str, Any] | None) -> None:
+    def finish(self, shared: Failure | None) -> None:
         """No more samples will come. `shared` is what ended the pass early, if something did: then the next
         one tries failed samples again."""
         for batch, outcome in self._batches.items():
@@ -164,15 +176,18 @@ class Outcomes:
             elif outcome.failed:
                 causes = dict(outcome.causes)
                 if outcome.waiting and shared:
-                    causes[failure_headline(shared)] = len(outcome.waiting)
-                summary = {"batch": batch, **outcome.as_record(), "causes": causes}
-                self._write(
-                    self._paths.failure_summary(batch, self._number),
-                    {**self._facts, **self._failure_facts, **summary},
+                    causes[shared.summary] = len(outcome.waiting)
+                summary = FailureSummary(
+                    **vars(self._facts),
+                    **vars(self._failure_facts),
+                    **vars(outcome.outcome()),
+                    batch=batch,
+                    causes=causes,
                 )
+                self._write(self._paths.failure_summary(batch, self._number), summary)
         unwritten, self._unwritten = self._unwritten, {}
         for path, record in unwritten.items():
-            write_json(path, record)
+            record.write(path)
 
     def counts(self) -> dict[str, int]:
         states = [outcome.state for outcome in self._batches.values()]
@@ -182,38 +197,33 @@ class Outcomes:
         """Samples that are neither in the store nor failed."""
         return len(self._batches_of)
 
-    def batches(self) -> dict[str, Any]:
-        return {batch: outcome.as_record() for batch, outcome in self._batches.items()}
+    def batches(self) -> dict[str, BatchOutcome]:
+        return {batch: outcome.outcome() for batch, outcome in self._batches.items()}
 
-    def _write_record(self, batch: str, outcome: BatchOutcome) -> None:
-        samples = [
-            {"sample_id": sample.sample_id, "key": sample.key}
-            for sample in outcome.samples
-            if sample.key not in outcome.failed
-        ]
-        record = {
-            **self._facts,
-            "batch": batch,
-            "fingerprint": outcome.fingerprint,
-            "samples": samples,
-            "left_out": outcome.failures(),
-        }
+    def _write_record(self, batch: str, outcome: OpenBatch) -> None:
+        record = BatchRecord(
+            **vars(self._facts),
+            batch=batch,
+            fingerprint=outcome.fingerprint,
+            samples=[name for name in outcome.samples if name.key not in outcome.failed],
+            left_out=outcome.failures(),
+        )
         self._write(self._paths.record(batch), record)
 
-    def _write(self, path: Path, record: dict[str, Any]) -> None:
+    def _write(self, path: Path, record: Record) -> None:
         self._unwritten[path] = record
         with contextlib.suppress(OSError):
-            write_json(path, record)
+            record.write(path)
             del self._unwritten[path]
 
 
 def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str, number: str) -> bool:
     """Whether this very batch was finished by a pass whose ledger is there, or will be: pass `number` runs at
     this moment."""
-    record = find_json(paths.record(batch))
-    if not record or record["fingerprint"] != fingerprint or record["left_out"]:
+    record = BatchRecord.find(paths.record(batch))
+    if not record or record.fingerprint != fingerprint or record.left_out:
         return False
-    return record["pass"] == number or paths.ledger(record["pass"], record["stripe"]).exists()
+    return record.number == number or Ledger.find(paths.ledger(record.number, record.stripe)) is not None
 
 
 def rejected_path(results: Path, batch: str) -> Path:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from eagle3_data.records import find_json
+from eagle3_data.passes.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,9 @@ class ExtractionPaths:
             key=lambda path: (int(path.parent.name), int(path.stem)),
         )
 
-    def read_ledgers(self) -> list[dict[str, Any]]:
+    def read_ledgers(self) -> list[Ledger]:
         """What the ledgers say, oldest pass first, but for those that cannot be read."""
-        return [ledger for path in self.ledgers() if (ledger := find_json(path))]
+        return [ledger for path in self.ledgers() if (ledger := Ledger.find(path))]
 
     def pass_numbers(self) -> list[int]:
         """Numbers of all pass folders, with a ledger in them or not."""

@@ -10,45 +10,28 @@ batch sizes), depends on the ledger of a local rule instead: for it no GPU is as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Config, Extraction
 from eagle3_data.errors import ConfigError, Eagle3DataError, InputError
+from eagle3_data.findings import Findings
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
+from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
+from eagle3_data.passes.ledger import Gate, Ledger
 from eagle3_data.passes.paths import ExtractionPaths
-from eagle3_data.records import find_json, read_json
+from eagle3_data.records import Record
 from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.seal import check_sizes
 from eagle3_data.store import Store, check_root
 from eagle3_data.target import TargetDescription
-
-Fields = Mapping[str, type | tuple[type, ...]]
-RECORD_FIELDS: Fields = {
-    "pass": str,
-    "stripe": (int, str),
-    "fingerprint": str,
-    "samples": list,
-    "left_out": list,
-}
-LEDGER_FIELDS: Fields = {"pass": str, "extraction_id": str, "batches": dict}
-GATE_FIELDS: Fields = {"batch": str, "fingerprint": str, "ledger": str, "samples": int, "left_out": list}
-VERDICT_FIELDS: Fields = {
-    "batch": str,
-    "fingerprint": str,
-    "extraction_id": str,
-    "samples": int,
-    "rejected": dict,
-}
-REJECTED_FIELDS: Fields = VERDICT_FIELDS
-TARGET_FIELDS: Fields = {"fingerprint": str, "path": str, "num_hidden_layers": int}
-INDEX_FIELDS: Fields = {"batches": dict, "samples": int, "tokens": int}
-REPORT_FIELDS: Fields = {"verdict": str, "findings": list}
+from eagle3_data.validation.verdict import BatchVerdict
 
 
 @dataclass(frozen=True)
@@ -68,12 +51,11 @@ class Plan:
         self._run = run
         self._paths = ExtractionPaths(run.extraction)
         self._view: tuple[Any, TokensView] | None = None
-        self._records: dict[str, dict[str, Any]] = {}
+        self._records: dict[str, BatchRecord] = {}
         for path in self._paths.root.glob("records/*.json"):
-            record = find_json(path)
-            if record and is_whole(record, RECORD_FIELDS):
+            if record := BatchRecord.find(path):
                 self._records[path.stem] = record
-        numbers = self._paths.pass_numbers() + [int(record["pass"]) for record in self._records.values()]
+        numbers = self._paths.pass_numbers() + [int(record.number) for record in self._records.values()]
         self.next_number = f"{1 + max(numbers, default=0):03d}"
         self.unsealed = (
             _none_of(f"{path.parent.name}/{path.stem}" for path in self._paths.ledgers()) + r"\d\d\d+/\d+"
@@ -124,7 +106,7 @@ class Plan:
         if self._run.rejected(batch).exists():
             return self._next_pass(batch)
         if record and view.is_stored(batch, record):
-            ledger = self._paths.ledger(record["pass"], record["stripe"])
+            ledger = self._paths.ledger(record.number, record.stripe)
             if ledger.exists():
                 return Made(str(ledger), True)
         if view.is_complete_in_store(batch):
@@ -134,21 +116,21 @@ class Plan:
     def damaged_records(self) -> list[Path]:
         """Records that exist and are not whole: cut short, emptied, or something else. Snakemake looks only
         at whether they exist; once they are gone, it makes them again."""
-        kinds = (
-            (self._run.target, TARGET_FIELDS),
-            (self._run.batches, INDEX_FIELDS),
-            (self._run.report, REPORT_FIELDS),
-            (self._paths.record("*"), RECORD_FIELDS),
-            (self._paths.ledger("[0-9]*", "*"), LEDGER_FIELDS),
-            (self._run.gate("*"), GATE_FIELDS),
-            (self._run.verdict("*"), VERDICT_FIELDS),
-            (self._run.rejected("*"), REJECTED_FIELDS),
+        kinds: tuple[tuple[Path, type[Record]], ...] = (
+            (self._run.target, TargetDescription),
+            (self._run.batches, BatchIndex),
+            (self._run.report, Findings),
+            (self._paths.record("*"), BatchRecord),
+            (self._paths.ledger("[0-9]*", "*"), Ledger),
+            (self._run.gate("*"), Gate),
+            (self._run.verdict("*"), BatchVerdict),
+            (self._run.rejected("*"), BatchVerdict),
         )
         return [
             path
-            for pattern, fields in kinds
+            for pattern, kind in kinds
             for path in sorted(self._run.results.glob(str(pattern.relative_to(self._run.results))))
-            if not is_whole(find_json(path), fields)
+            if kind.find(path) is None
         ]
 
     def pass_minutes(self, stripe: int) -> int:
@@ -156,7 +138,7 @@ class Plan:
         it."""
         view, ledger = self.view(), str(self._paths.ledger(self.next_number, stripe))
         tokens = sum(
-            entry["tokens"] for batch, entry in view.batches.items() if self.made_by(batch).ledger == ledger
+            entry.tokens for batch, entry in view.batches.items() if self.made_by(batch).ledger == ledger
         )
         return view.pass_minutes(tokens, self._paths.read_ledgers())
 
@@ -172,13 +154,13 @@ class TokensView:
     """Batches, their fingerprints, and the keys in the store."""
 
     def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
-        record = read_json(batches_json)
-        self.batches: dict[str, dict[str, Any]] = record.get("batches") or {}
+        index = BatchIndex.read(batches_json)
+        self.batches = index.batches
         if not self.batches:
             raise InputError(
                 f"{batches_json} names no batches; delete it and run the same command again to tokenize again"
             )
-        check_sizes(batches_json.parent, record.get("files", {}))
+        check_sizes(batches_json.parent, index.files)
         self._samples = batches_json.with_name("samples.parquet")
         self._extraction, self._target = extraction, TargetDescription.read(target_json)
         self._in_store: dict[str, bool] = {}
@@ -197,33 +179,33 @@ class TokensView:
             raise InputError(
                 f"there is no batch {batch}; there are {min(self.batches)} to {max(self.batches)}"
             )
-        return self._identity.batch_fingerprint(self.batches[batch]["fingerprint"]) if self._identity else ""
+        return self._identity.batch_fingerprint(self.batches[batch].fingerprint) if self._identity else ""
 
-    def is_stored(self, batch: str, record: dict[str, Any]) -> bool:
+    def is_stored(self, batch: str, record: BatchRecord) -> bool:
         """Whether `record` is of this very batch, all its samples are in the store, and no more were left out
         than may be."""
-        left_out, kept = record["left_out"], record["samples"]
-        if record["fingerprint"] != self.fingerprint(batch) or len(
+        left_out, kept = record.left_out, record.samples
+        if record.fingerprint != self.fingerprint(batch) or len(
             left_out
         ) > self._extraction.max_failed_fraction * (len(left_out) + len(kept)):
             return False
-        return all(sample["key"] in self._keys for sample in kept)
+        return all(sample.key in self._keys for sample in kept)
 
     def is_complete_in_store(self, batch: str) -> bool:
         """Whether every sample of the batch is in the store, whichever run put it there."""
         if not self._identity or not self._keys:
             return False
         if batch not in self._in_store:
-            names = self._sample_file.names(self.batches[batch]["row_group"])
+            names = self._sample_file.names(self.batches[batch].row_group)
             self._in_store[batch] = all(name.key in self._keys for name in names)
         return self._in_store[batch]
 
-    def pass_minutes(self, tokens: int, ledgers: Iterable[dict[str, Any]]) -> int:
+    def pass_minutes(self, tokens: int, ledgers: Iterable[Ledger]) -> int:
         """Of one job that extracts `tokens`, at the pace of those `ledgers` that are of this very
         extraction."""
         if not self._identity:
             return SHORTEST_MIN
-        same = (ledger for ledger in ledgers if ledger["extraction_id"] == self._identity.extraction_id)
+        same = (ledger for ledger in ledgers if ledger.extraction_id == self._identity.extraction_id)
         pace = Pace.assumed(self._target.weights_bytes).measured_by(same)
         return walltime_min(tokens, pace, self._extraction.stop_before_end_s)
 
@@ -246,11 +228,6 @@ class TokensView:
 def stripe_of(batch: str, jobs: int) -> int:
     """The stripe a batch belongs to when `jobs` jobs share a pass."""
     return int(batch) % jobs
-
-
-def is_whole(record: dict[str, Any] | None, required: Fields) -> bool:
-    """Whether a record was read and has these fields, each of its type."""
-    return record is not None and all(isinstance(record.get(name), kind) for name, kind in required.items())
 
 
 def _none_of(names: Iterable[str]) -> str:

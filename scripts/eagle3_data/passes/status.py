@@ -9,18 +9,24 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from eagle3_data.errors import failure_headline
-from eagle3_data.findings import told_failures
+from eagle3_data.batch_index import BatchEntry, BatchIndex
+from eagle3_data.findings import Findings, told_failures
 from eagle3_data.hashing import batch_fingerprint
-from eagle3_data.passes.lease import SILENT_S, is_live
+from eagle3_data.passes.batch_records import FailureRecord
+from eagle3_data.passes.lease import SILENT_S, LeaseState, is_live
+from eagle3_data.passes.ledger import (
+    COMPLETE,
+    FAILED,
+    BatchOutcome,
+    FailedSample,
+    Gate,
+    Ledger,
+    PassFacts,
+)
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json
-
-COMPLETE, FAILED = "complete", "failed"
-"""States in a ledger, as `outcomes` names them: it needs pyarrow, which takes longer to import than all that
-is done here."""
+from eagle3_data.validation.verdict import BatchVerdict
 
 
 @dataclass(frozen=True)
@@ -45,17 +51,17 @@ class LeaseFile:
     """A lease as it lies there. A killed pass leaves its lease behind, and the next one of its stripe removes
     it."""
 
-    record: dict[str, Any]
+    state: LeaseState
     jobs: int
     live: bool
 
     @classmethod
     def find_all(cls, paths: ExtractionPaths) -> list[LeaseFile]:
-        records = [(path, find_json(path)) for path in sorted(paths.running.glob("*-of-*.json"))]
+        states = [(path, LeaseState.find(path)) for path in sorted(paths.running.glob("*-of-*.json"))]
         return [
-            cls(record, int(path.stem.partition("-of-")[2]), is_live(path, record))
-            for path, record in records
-            if record
+            cls(state, int(path.stem.partition("-of-")[2]), is_live(path, state))
+            for path, state in states
+            if state
         ]
 
 
@@ -103,19 +109,19 @@ class RunStatus:
         self.directory = absolute.parent.parent
         """The one Snakemake was called in: results are in results/<run> there, logs in logs/<run>."""
         self.logs = (Path() if self.directory == Path.cwd() else self.directory) / "logs" / absolute.name
-        self.tokens: dict[str, Any] | None = find_json(results / "tokens/batches.json")
+        self.tokens = BatchIndex.find(results / "tokens/batches.json")
         self._leases = LeaseFile.find_all(self._paths)
         numbered = self._paths.read_ledgers()
-        stored = [ledger for path in self._paths.stored_ledgers() if (ledger := find_json(path))]
+        stored = [ledger for path in self._paths.stored_ledgers() if (ledger := Ledger.find(path))]
         self._ledgers = sorted([*stored, *numbered], key=_pass_number)
-        self.passes = len({ledger["pass"] for ledger in numbered})
-        self.written_bytes = sum(ledger["written_bytes"] for ledger in numbered)
-        dead = [lease.record for lease in self._leases if not lease.live]
-        newest: dict[str, Any] = max(
-            [*self.running(), *reversed(self._ledgers), *dead], key=_pass_number, default={}
-        )  # of equal numbers, the first
-        self.extraction_id: str = newest.get("extraction_id", "") if extraction_id is None else extraction_id
-        self.command: str | None = newest.get("command")
+        self.passes = len({ledger.number for ledger in numbered})
+        self.written_bytes = sum(ledger.written_bytes for ledger in numbered)
+        dead = [lease.state for lease in self._leases if not lease.live]
+        known: list[PassFacts] = [*self.running(), *reversed(self._ledgers), *dead]
+        newest = max(known, key=_pass_number, default=None)  # of equal numbers, the first
+        newest_id = newest.extraction_id if newest else ""
+        self.extraction_id: str = newest_id if extraction_id is None else extraction_id
+        self.command = newest.command if newest else None
         """What Snakemake was called with when it made the newest pass. None: no pass yet, or one that was
         called by hand."""
 
@@ -126,77 +132,74 @@ class RunStatus:
         return [self._batch(batch, entry) for batch, entry in sorted(self._entries.items())]
 
     @property
-    def _entries(self) -> dict[str, Any]:
-        return self.tokens["batches"] if self.tokens else {}
+    def _entries(self) -> dict[str, BatchEntry]:
+        return self.tokens.batches if self.tokens else {}
 
-    def _batch(self, batch: str, entry: dict[str, Any]) -> BatchStatus:
+    def _batch(self, batch: str, entry: BatchEntry) -> BatchStatus:
         def status(state: str, detail: str = "", not_proven: tuple[str, ...] = ()) -> BatchStatus:
-            return BatchStatus(batch, state, entry["samples"], entry["tokens"], detail, not_proven)
+            return BatchStatus(batch, state, entry.samples, entry.tokens, detail, not_proven)
 
         if rejected := self._rejected.get(batch):
             return status(
                 "rejected", f"{len(rejected)} samples are quarantined and extracted anew by the next pass"
             )
-        if gate := self._of_the_plan(batch, self._results / f"extraction/batches/{batch}.json"):
-            verdict = self._of_the_plan(batch, self._results / f"validation/{batch}.json")
+        gate = Gate.find(self._results / f"extraction/batches/{batch}.json")
+        if gate and gate.fingerprint == self._fingerprints[batch]:
+            verdict = BatchVerdict.find(self._results / f"validation/{batch}.json")
+            # other counts: of when more had been left out
             validated = (
-                verdict is not None and verdict["samples"] == gate["samples"]
-            )  # else of when more had been left out
-            left_out = len(gate["left_out"])
+                verdict is not None
+                and verdict.fingerprint == gate.fingerprint
+                and verdict.samples == gate.samples
+            )
+            left_out = len(gate.left_out)
             return status(
                 "validated" if validated else "extracted",
                 f"without {left_out} failed samples" if left_out else "",
-                tuple(verdict.get("not_proven", ())) if validated and verdict else (),
+                tuple(verdict.not_proven) if validated and verdict else (),
             )
         if self._lost and self._is_lost(batch):
             return status("pending", self._lost.headline)
         ledger, outcome = self._newest.get(batch, (None, None))
-        if not ledger or not outcome or outcome["state"] == COMPLETE:
+        if not ledger or not outcome or outcome.state == COMPLETE:
             return status("pending")
-        if outcome["state"] == FAILED:
+        if outcome.state == FAILED:
             return status(
                 "failed",
-                f"{len(outcome['failed'])} samples: {self._cause(batch, ledger, outcome['failed'][0])}",
+                f"{len(outcome.failed)} samples: {self._cause(batch, ledger, outcome.failed[0])}",
             )
         return status(
             "pending",
-            f"not reached: {failure_headline(ledger['failure'])}" if ledger["failure"] else "not reached",
+            f"not reached: {ledger.failure.summary}" if ledger.failure else "not reached",
         )
-
-    def _of_the_plan(self, batch: str, path: Path) -> dict[str, Any] | None:
-        """The record, if it is of this very batch under this very extraction."""
-        record = find_json(path)
-        return record if record and record.get("fingerprint") == self._fingerprints[batch] else None
 
     @cached_property
     def _fingerprints(self) -> dict[str, str | None]:
         return {
-            batch: batch_fingerprint(self.extraction_id, entry["fingerprint"]) if self.extraction_id else None
+            batch: batch_fingerprint(self.extraction_id, entry.fingerprint) if self.extraction_id else None
             for batch, entry in self._entries.items()
         }
 
     @cached_property
-    def _newest(self) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    def _newest(self) -> dict[str, tuple[Ledger, BatchOutcome]]:
         """Of each batch of the plan the newest ledger that mentions it, and what became of it there."""
         mentioned = (
-            (ledger, batch, outcome)
-            for ledger in self._ledgers
-            for batch, outcome in ledger["batches"].items()
+            (ledger, batch, outcome) for ledger in self._ledgers for batch, outcome in ledger.batches.items()
         )
         return {
             batch: (ledger, outcome)
             for ledger, batch, outcome in mentioned
-            if outcome["fingerprint"] == self._fingerprints.get(batch, "")
+            if outcome.fingerprint == self._fingerprints.get(batch, "")
         }
 
     @cached_property
     def _rejected(self) -> dict[str, dict[str, str]]:
         """By batch, why validation rejected which keys."""
-        records = {path.stem: find_json(path) for path in self._results.glob("validation/rejected/*.json")}
+        records = {
+            path.stem: BatchVerdict.find(path) for path in self._results.glob("validation/rejected/*.json")
+        }
         return {
-            batch: record["rejected"]
-            for batch, record in records.items()
-            if record and batch in self._entries
+            batch: record.rejected for batch, record in records.items() if record and batch in self._entries
         }
 
     @property
@@ -205,7 +208,7 @@ class RunStatus:
         provenance = find_json(self._results / "training_set/provenance.json")
         return bool(
             provenance
-            and provenance["extraction_id"] == self.extraction_id
+            and provenance.get("extraction_id") == self.extraction_id
             and all(batch.state == "validated" for batch in self.batches)
         )
 
@@ -214,8 +217,10 @@ class RunStatus:
     def refusals(self) -> list[str]:
         """What the last check of compatibility failed for, if it failed: then there is no report.json."""
         directory = self._results / "compatibility"
-        report = None if (directory / "report.json").exists() else find_json(directory / "report.failed.json")
-        return told_failures(report["findings"]) if report else []
+        report = (
+            None if (directory / "report.json").exists() else Findings.find(directory / "report.failed.json")
+        )
+        return told_failures(report.findings) if report else []
 
     @property
     def lost(self) -> LostPass | None:
@@ -235,7 +240,7 @@ class RunStatus:
             for path in self.logs.glob("extract_pass/[0-9]*/[0-9]*.log")
             if path.stem.isdigit()
         }
-        leases = {(_pass_number(lease.record), int(lease.record["stripe"])): lease for lease in self._leases}
+        leases = {(_pass_number(lease.state), int(lease.state.stripe)): lease for lease in self._leases}
         newest = max([*self._paths.pass_numbers(), *(number for number, _ in [*started, *leases])], default=0)
         stripes: dict[int, bool] = {}
         for number, stripe in {*started, *leases}:
@@ -279,44 +284,40 @@ class RunStatus:
             if batch not in self._newest:
                 continue
             ledger, outcome = self._newest[batch]
-            causes.update(self._cause(batch, ledger, failed) for failed in outcome["failed"])
-            if outcome["not_reached"]:
-                causes[failure_headline(ledger["failure"]) if ledger["failure"] else "not reached"] += (
-                    outcome["not_reached"]
-                )
+            causes.update(self._cause(batch, ledger, failed) for failed in outcome.failed)
+            if outcome.not_reached:
+                causes[ledger.failure.summary if ledger.failure else "not reached"] += outcome.not_reached
         return causes
 
-    def _cause(self, batch: str, ledger: dict[str, Any], failed: dict[str, str]) -> str:
+    def _cause(self, batch: str, ledger: Ledger, failed: FailedSample) -> str:
         """Of a failed sample. The path in the ledger is relative to where the pass ran, so it is made
         anew."""
-        path = self._paths.failure(batch, ledger["pass"], failed["key"])
-        record = find_json(path)
-        return failure_headline(record["failure"]) if record else f"see {path}"
+        path = self._paths.failure(batch, ledger.number, failed.key)
+        record = FailureRecord.find(path)
+        return record.failure.summary if record else f"see {path}"
 
-    def running(self) -> list[dict[str, Any]]:
+    def running(self) -> list[LeaseState]:
         """The leases of passes that live."""
-        return [lease.record for lease in self._leases if lease.live]
+        return [lease.state for lease in self._leases if lease.live]
 
 
-def _pass_number(record: dict[str, Any]) -> int:
-    return int(record["pass"])
+def _pass_number(record: PassFacts) -> int:
+    return int(record.number)
 
 
-def describe_running(lease: dict[str, Any]) -> str:
+def describe_running(lease: LeaseState) -> str:
     """One line about a running pass, with the time it still takes at its pace so far."""
-    job = f", SLURM job {lease['slurm_job_id']}" if lease.get("slurm_job_id") else ""
-    line = f"pass {lease['pass']} stripe {lease['stripe']} on {lease['host']}{job}: {lease['phase']}"
-    if lease["phase"] != "extracting":
-        return f"{line} for {_duration(lease['updated_at'] - lease['started_at'])}"
-    elapsed_s = max(lease["updated_at"] - lease["extracting_since"], 1e-9)
-    done = lease["extracted"] + lease["failed"]
+    job = f", SLURM job {lease.slurm_job_id}" if lease.slurm_job_id else ""
+    line = f"pass {lease.number} stripe {lease.stripe} on {lease.host}{job}: {lease.phase}"
+    if lease.extracting_since is None or lease.phase != "extracting":
+        return f"{line} for {_duration(lease.updated_at - lease.started_at)}"
+    elapsed_s = max(lease.updated_at - lease.extracting_since, 1e-9)
+    done = lease.extracted + lease.failed
     line += (
-        f", {done} of {lease['to_extract']} samples, {lease['failed']} failed,"
-        f" {lease['tokens'] / elapsed_s:,.0f} tokens/s"
+        f", {done} of {lease.to_extract} samples, {lease.failed} failed,"
+        f" {lease.tokens / elapsed_s:,.0f} tokens/s"
     )
-    return (
-        f"{line}, about {_duration(elapsed_s / done * (lease['to_extract'] - done))} left" if done else line
-    )
+    return f"{line}, about {_duration(elapsed_s / done * (lease.to_extract - done))} left" if done else line
 
 
 def _duration(seconds: float) -> str:

@@ -15,10 +15,10 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from eagle3_data.cli import say
-from eagle3_data.errors import Eagle3DataError, EngineError, StorageError, describe_situation
+from eagle3_data.errors import Eagle3DataError, EngineError, StorageError
+from eagle3_data.failures import Failure, describe_situation
 
 LOOK_EVERY_S = 2.0
 SCHEDULER_S = 5.0
@@ -32,7 +32,7 @@ class Stop:
     def __init__(self, store: Path, reserve_bytes: float, before_end_s: float) -> None:
         self._store, self._reserve_bytes, self._before_end_s = store, reserve_bytes, before_end_s
         self.now = threading.Event()
-        self.failure: dict[str, Any] | None = None
+        self.failure: Failure | None = None
         self._end_at = job_end_time()
         self._looked_at = 0.0
 

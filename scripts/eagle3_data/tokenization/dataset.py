@@ -131,7 +131,7 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
         "remarks": remarks,
         "split": _split(batches, request.data.train_ratio),
         "tokenizer": _describe(tokenizer, tokenize),
-        "files": seal_files(directory, SEALED_FILES),
+        "files": {name: one.to_json() for name, one in seal_files(directory, SEALED_FILES).items()},
     }
     write_json(directory / "batches.json", record)
     return Tokenized(record, [*ledger.explain_drops(), *remarks])

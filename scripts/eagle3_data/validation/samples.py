@@ -15,6 +15,7 @@ from eagle3_data.samples import Sample
 from eagle3_data.states import States, file_checksum, number_problems, open_states, structure_problems
 from eagle3_data.store import Store
 from eagle3_data.validation.head import Head
+from eagle3_data.validation.verdict import AppliedProof
 
 GREEDY_CHUNK = 256
 
@@ -37,29 +38,17 @@ class Verdict:
     rejected: dict[str, str] = field(default_factory=dict)
     greedy_unknown: str = ""
 
-    def as_record(self) -> dict[str, Any]:
-        return {
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "size_bytes": self.size_bytes,
-            "rejected": self.rejected,
-            "proofs": self.proofs(),
-            "not_proven": self.not_proven(),
-        }
-
-    def proofs(self) -> list[dict[str, Any]]:
+    def proofs(self) -> list[AppliedProof]:
         """What was applied to how many samples, and which part of each it covers."""
-        every_state = {"samples": self.samples, "covers": "every slot and token"}
+        every = "every slot and token"
         return [
-            {"proof": "structure", **every_state},
-            {"proof": "numbers", **every_state},
-            {"proof": "checksum", **every_state},
-            {
-                "proof": "greedy-token",
-                "samples": 0 if self.greedy_unknown else self.samples,
-                "covers": "last slot, last token",
-                **({"unknown": self.greedy_unknown} if self.greedy_unknown else {}),
-            },
+            *(AppliedProof(name, self.samples, every) for name in ("structure", "numbers", "checksum")),
+            AppliedProof(
+                "greedy-token",
+                0 if self.greedy_unknown else self.samples,
+                "last slot, last token",
+                self.greedy_unknown or None,
+            ),
         ]
 
     def not_proven(self) -> list[str]:

@@ -67,7 +67,7 @@ class Cell:
     result: Findings
 
     def as_record(self) -> dict[str, object]:
-        return {"client": self.client, "vllm": self.version, **self.result.as_record()}
+        return {"client": self.client, "vllm": self.version, **self.result.to_json()}
 
     @property
     def word(self) -> str:

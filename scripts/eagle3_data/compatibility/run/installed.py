@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data import devices
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.compatibility.client import versions
 from eagle3_data.compatibility.run import arithmetic
 from eagle3_data.compatibility.run.remote_code import check_remote_code
@@ -50,16 +51,16 @@ def check(
     tokenization: Tokenization,
     extraction: Extraction,
     compatibility: Compatibility,
-    batches: dict[str, Any],
+    batches: BatchIndex,
     results: Path,
 ) -> Findings:
     """Everything stage A can tell about this run on this machine."""
     started = time.monotonic()
     layers = requested_layers(extraction, target.num_hidden_layers)
     workload = arithmetic.Workload(
-        batches["tokens"],
-        batches["samples"],
-        batches["longest"],
+        batches.tokens,
+        batches.samples,
+        batches.longest,
         layers,
         target.hidden_size,
         extraction.dtype,
