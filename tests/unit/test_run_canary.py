@@ -32,6 +32,7 @@ from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.language_model import make_language_model
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import CompatibilityError
+from eagle3_data.failures import describe_exception
 from eagle3_data.findings import Finding
 from eagle3_data.target import text_config
 from eagle3_data.validation.head import read_head
@@ -340,7 +341,8 @@ def test_a_states_file_that_is_missing_torn_or_failed_to_be_written(case):
     paths = [Path(answer.request.states_path) for answer in answers[:3]]
     paths[0].unlink()
     paths[1].write_bytes(paths[1].read_bytes()[:-10])
-    error_path(paths[2]).write_text(json.dumps({"class": "OSError", "message": "No space left on device"}))
+    failure = describe_exception(OSError("No space left on device"))
+    error_path(paths[2]).write_text(json.dumps(failure.to_json()))
     titles = sorted(finding.title for finding in found(case) if finding.id == "canary-write")
     assert len(titles) == 3
     assert any("FileNotFoundError" in title for title in titles) and any(
