@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
+from eagle3_data.batch_index import BatchEntry, BatchIndex
 from eagle3_data.extraction.store_care import fault_of, quarantine
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.lease import LeaseState, PassProgress
@@ -334,9 +335,9 @@ class Planned(Place):
             needs_remote_code=False,
             fingerprint=IDENTITY.fingerprint,
         )
-        write_json(run / "target.json", target.to_json())
-        batches = {f"0000{n}": {"row_group": n, "fingerprint": f"batch {n}", "tokens": 10} for n in (0, 1)}
-        write_json(run / "tokens/batches.json", {"batches": batches})
+        write_json(run / "target.json", target.as_record())
+        batches = {f"0000{n}": BatchEntry(n, 2, 10, f"batch {n}") for n in (0, 1)}
+        BatchIndex(batches, samples=4, tokens=20).write(run / "tokens/batches.json")
         table = pa.table({"sample_id": KEYS, "key": KEYS})
         pq.write_table(table, run / "tokens/samples.parquet", row_group_size=2)
 
