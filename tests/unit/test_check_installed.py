@@ -4,12 +4,17 @@ import argparse
 import json
 import runpy
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from checked_targets import LLAMA, SCRIPT, run
 
+from eagle3_data import devices
+from eagle3_data.compatibility.run import installed
+from eagle3_data.compatibility.run.installed import not_checked
 from eagle3_data.compatibility.vllm.engine_class import check_engine
+from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.errors import CompatibilityError, ConfigError
 from eagle3_data.records import read_json, write_json
 from eagle3_data.target import TargetDescription
@@ -17,6 +22,15 @@ from tiny_tokenizer import TEMPLATES, save_tokenizer
 
 ENGINES = Path(__file__).parents[1] / "engines"
 TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
+
+
+@pytest.fixture(autouse=True)
+def imported(monkeypatch):
+    """The modules that would be imported: that takes half a minute and is tested on its own."""
+    asked = []
+    stand_in = types.SimpleNamespace(finish=list)
+    monkeypatch.setattr(installed, "Importing", lambda modules: asked.extend(modules) or stand_in)
+    return asked
 
 
 @pytest.fixture
@@ -51,8 +65,9 @@ def judge(tmp_path, capsys, **sections):
     config = {"target": {"path": str(tmp_path / "target")}, "extraction": {"store": str(tmp_path / "store")}}
     for name, values in sections.items():
         config[name] = {**config.get(name, {}), **values}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = argparse.Namespace(
-        config=json.dumps(config),
+        config=str(tmp_path / "config.json"),
         target=str(tmp_path / "target.json"),
         batches=str(tmp_path / "batches.json"),
         output=str(tmp_path / "report.json"),
@@ -64,9 +79,10 @@ def judge(tmp_path, capsys, **sections):
     return None, capsys.readouterr().err
 
 
-def test_a_run_that_will_work_leaves_its_report(tmp_path, target, capsys):
+def test_a_run_that_will_work_leaves_its_report(tmp_path, target, imported, capsys):
     error, shown = judge(tmp_path, capsys)
     assert error is None, shown
+    assert imported == ["vllm.model_executor.models.llama"]
     record = read_json(tmp_path / "report.json")
     assert record["verdict"] == "pass" and [f for f in record["findings"] if f["level"] == "fail"] == []
     assert record["elapsed_s"] > 0 and "PASS in" in shown
@@ -101,7 +117,8 @@ def test_the_rules_command_line_exits_1_with_the_message_and_without_a_traceback
         "--output",
         tmp_path / "report.json",
     )
-    done = run("installed", "--config", json.dumps(config), *arguments)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run("installed", "--config", tmp_path / "config.json", *arguments)
     assert done.returncode == 1
     assert (
         "CompatibilityError: extraction would fail (layer-out-of-range, last-layer-missing)" in done.stderr
@@ -201,3 +218,26 @@ def test_a_run_on_token_ids_needs_no_template_of_the_checkpoint(tmp_path, target
     save_tokenizer(target, None)
     error, shown = judge(tmp_path, capsys)
     assert error is None and "WARN no-chat-template" in shown
+
+
+def test_what_could_not_be_checked_is_said_with_the_reason(tmp_path, target, capsys, monkeypatch):
+    def unchecked(**changes):
+        values = {"extraction": Extraction(), "compatibility": Compatibility(), **changes}
+        return not_checked(TargetDescription.read(tmp_path / "target.json"), **values)
+
+    monkeypatch.setattr(devices, "smallest_memory", lambda: 80 << 30)
+    assert unchecked() == []
+    (told,) = unchecked(compatibility=Compatibility(canary="off"))
+    assert "compatibility.canary is off" in told
+    (told,) = unchecked(extraction=Extraction(engine=TRANSFORMERS))
+    assert f"extraction.engine is {TRANSFORMERS}" in told
+    monkeypatch.setattr(devices, "smallest_memory", lambda: None)
+    (told,) = unchecked()
+    assert "this machine has no GPU and compatibility.device_memory_gib is not set" in told
+    assert unchecked(compatibility=Compatibility(device_memory_gib=80)) == []
+    config = json.loads((target / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (target / "config.json").write_text(json.dumps(config))
+    assert "config.json has no max_position_embeddings" in unchecked()[1]
+    _, shown = judge(tmp_path, capsys)
+    assert "not checked: device memory" in " ".join(shown.split())

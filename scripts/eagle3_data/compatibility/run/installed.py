@@ -13,11 +13,14 @@ from eagle3_data import devices
 from eagle3_data.batch_index import BatchIndex
 from eagle3_data.compatibility.client import versions
 from eagle3_data.compatibility.run import arithmetic
+from eagle3_data.compatibility.run.importing import Importing
 from eagle3_data.compatibility.run.remote_code import check_remote_code
 from eagle3_data.compatibility.run.static import Model, Question, check_tree
 from eagle3_data.compatibility.source.client import Client, client_of_tree, open_client
 from eagle3_data.compatibility.source.source_tree import SourceTree, installed_tree
+from eagle3_data.compatibility.source.symbols import Symbols
 from eagle3_data.compatibility.vllm.engine_class import check_engine
+from eagle3_data.compatibility.vllm.models import ModelRegistry
 from eagle3_data.compatibility.vllm.wire_contract import Plan
 from eagle3_data.config import Compatibility, Extraction, Tokenization
 from eagle3_data.config import Target as TargetSection
@@ -75,8 +78,10 @@ def check(
     findings += arithmetic.check_store(workload, extraction.store)
     findings += arithmetic.check_disk(workload, extraction.store)
     findings += arithmetic.check_copies(workload, extraction.store, results, way)
-    if extraction.engine.startswith(VLLM_ENGINES):
-        tree = installed_tree("vllm")
+    on_vllm = extraction.engine.startswith(VLLM_ENGINES)
+    tree = installed_tree("vllm") if on_vllm else None
+    importing = Importing(modules_of(tree, target) if tree else ())
+    if on_vllm:
         findings += versions.check_installed()
         findings += arithmetic.check_device_memory(
             target.weights_bytes, extraction.tensor_parallel, device_bytes(compatibility)
@@ -89,7 +94,33 @@ def check(
     else:
         findings += arithmetic.check_layers(layers, target.num_hidden_layers, "extraction.layers")
     findings += check_tokenizer(target, target_section, tokenization)
+    findings += importing.finish()
+    if unchecked := not_checked(target, extraction, compatibility):
+        subject |= {"not checked": "; ".join(unchecked)}
     return Findings(in_order(accept(findings, compatibility.allow)), subject, time.monotonic() - started)
+
+
+def not_checked(target: TargetDescription, extraction: Extraction, compatibility: Compatibility) -> list[str]:
+    """What this check could not look at, each with the reason."""
+    if not extraction.engine.startswith(VLLM_ENGINES):
+        return [f"vLLM, its modules and device memory: extraction.engine is {extraction.engine}"]
+    unchecked = []
+    if device_bytes(compatibility) is None:
+        unchecked.append(
+            "device memory: this machine has no GPU and compatibility.device_memory_gib is not set"
+        )
+    if not arithmetic.positions_of(read_model_config(Path(target.path))):
+        unchecked.append("lengths: config.json has no max_position_embeddings")
+    if compatibility.canary == "off":
+        unchecked.append("what the engine computes: compatibility.canary is off")
+    return unchecked
+
+
+def modules_of(tree: SourceTree, target: TargetDescription) -> list[str]:
+    """The modules of vLLM that hold the target's architecture and its language model's."""
+    registry = ModelRegistry(Symbols(tree))
+    found = (registry.module(name) for name in (target.architecture, target.text_architecture))
+    return list(dict.fromkeys(module for module in found if module))
 
 
 def check_devices(

@@ -48,11 +48,14 @@ class ModelRegistry:
     def model_class(self, architecture: str) -> ClassSymbol | None:
         if (entry := self.entries.get(architecture)) is None:
             return None
-        module, name = entry
-        found = self.symbols.resolve(
-            module if module.startswith("vllm.") else f"{MODELS_PACKAGE}.{module}", name
-        )
+        found = self.symbols.resolve(self.module(architecture) or "", entry[1])
         return found if isinstance(found, ClassSymbol) else None
+
+    def module(self, architecture: str) -> str | None:
+        """The module that a registered architecture's class is imported from."""
+        if (entry := self.entries.get(architecture)) is None:
+            return None
+        return entry[0] if entry[0].startswith("vllm.") else f"{MODELS_PACKAGE}.{entry[0]}"
 
     def registry_line(self, architecture: str) -> str:
         for node in ast.walk(self.symbols.tree.parse(REGISTRY)):
