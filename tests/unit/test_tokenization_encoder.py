@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_data.tokenization import start_encoder
 from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
 from eagle3_data.tokenization.reading.rows import DropError
 from eagle3_data.tokenization.shared_heads import SharedHeads
@@ -231,3 +232,38 @@ def test_bos_is_put_before_plain_text_once(tmp_path):
             tiny.show(tiny.sample({"text": text})).replace("⟦", "").replace("⟧", "") == "<|begin|>Hello, you"
         )
     assert tiny.show(tiny.sample({"text": "Hello, you"})) == "<|begin|>⟦Hello, you⟧"
+
+
+# Very long texts
+
+
+@pytest.mark.parametrize("text", ["Hello, world (é) 12 ", "a", " ", "日本😀", "word\n\n", "<|im_end|>x"])
+@pytest.mark.parametrize("first", ["user", "assistant"])
+def test_a_very_long_text_gives_the_tokens_it_gives_when_all_of_it_is_encoded(text, first, monkeypatch):
+    monkeypatch.setattr(start_encoder, "LEAST_CHARACTERS", 512)
+    answer = ["So be it.", text * (20_000 // len(text))]
+    row = {"messages": talk("Hi", *answer) if first == "user" else talk(*reversed(answer), "More", "Ho")}
+    cut = Tiny("chatml", max_length=64)
+    samples, dropped = cut.outcome(row).samples, cut.outcome(row).dropped
+    monkeypatch.setattr(start_encoder, "FAR", 10**9)
+    whole = Tiny("chatml", max_length=64).outcome(row)
+    assert samples == whole.samples
+    assert [drop.reason for drop in dropped] == [drop.reason for drop in whole.dropped]
+
+
+def test_only_the_beginning_of_a_very_long_text_is_encoded(monkeypatch):
+    monkeypatch.setattr(start_encoder, "LEAST_CHARACTERS", 512)
+    tiny = Tiny("chatml", max_length=64, too_long="drop")
+    longest = 0
+    encode = tiny.tokenizer.backend.encode
+
+    def watched(text, borders):
+        nonlocal longest
+        longest = max(longest, len(text))
+        return encode(text, borders)
+
+    monkeypatch.setattr(tiny.tokenizer.backend, "encode", watched)
+    outcome = tiny.outcome({"messages": talk("Hi", "Hello, world. " * 10_000)})
+    assert [drop.reason for drop in outcome.dropped] == ["too-long"]
+    assert outcome.dropped[0].detail.endswith(" tokens and more")
+    assert longest <= 4 * 16 * 64

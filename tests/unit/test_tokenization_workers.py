@@ -9,7 +9,7 @@ import pytest
 
 from eagle3_data.errors import Eagle3DataError, InputError
 from eagle3_data.tokenization.reading.rows import Outcome, Row
-from eagle3_data.tokenization.workers import CHUNK_ROWS, CHUNKS_AHEAD, map_rows
+from eagle3_data.tokenization.workers import CHUNK_ROWS, CHUNKS_AHEAD, LARGE_CHARACTERS, map_rows
 
 
 def rows(count):
@@ -65,8 +65,30 @@ def test_a_killed_worker_is_told():
             os.kill(os.getpid(), signal.SIGKILL)
         return by_process(row)
 
-    with pytest.raises(Eagle3DataError, match="a tokenizing process was killed, mostly for want of memory"):
+    with pytest.raises(Eagle3DataError, match="was killed, mostly for want of memory") as caught:
         list(map_rows(dies, rows(1000), 2))
+    assert "data.sources[0], row 300 (3 characters)" in str(caught.value)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_large_row_that_ends_its_process_is_named_even_if_it_is_the_only_one(processes):
+    def dies(row):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    large = Row(0, 7, "line 8", text="x" * LARGE_CHARACTERS)
+    with pytest.raises(
+        Eagle3DataError, match=r"under way: data\.sources\[0\], line 8 \(8,388,608 characters\)"
+    ):
+        list(map_rows(dies, [large], processes))
+
+
+def test_large_rows_keep_their_place():
+    between = [Row(0, 1, "line 2", text="x" * LARGE_CHARACTERS)]
+    outcomes = list(
+        map_rows(by_process, [*rows(1), *between, *(Row(0, i, "", text="") for i in range(2, 300))], 1)
+    )
+    assert [outcome.index for outcome in outcomes] == list(range(300))
+    assert outcomes[1].file_id != outcomes[299].file_id == str(os.getpid())
 
 
 def test_workers_die_with_their_parent():

@@ -21,10 +21,12 @@ MOST_TOKENS_OF_A_CHARACTER = 8
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids [T] and their loss mask [T] of 0 and 1."""
+    """Token ids [T] and their loss mask [T] of 0 and 1. `cut`: the text has further tokens, which are not
+    wanted."""
 
     ids: list[int]
     mask: bytes
+    cut: bool = False
 
 
 class Backend(Protocol):

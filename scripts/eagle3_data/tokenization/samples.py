@@ -7,6 +7,7 @@ import json
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eagle3_data.config import Data, Tokenization
@@ -32,6 +33,7 @@ from eagle3_data.tokenization.reading.rows import (
     TokenizedRow,
 )
 from eagle3_data.tokenization.reading.sources import is_drawn
+from eagle3_data.tokenization.start_encoder import StartEncoder
 from eagle3_data.tokenization.tokenizer import TargetTokenizer
 
 NO_TEMPLATE = (
@@ -59,7 +61,7 @@ class RowTokenizer:
             self._tools = (
                 (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
             )
-        self._encoder = SpanEncoder(tokenizer.backend)
+        self._encoder = StartEncoder(SpanEncoder(tokenizer.backend), settings.max_length)
 
     @property
     def uses_generation_tags(self) -> bool:
@@ -160,7 +162,7 @@ class RowTokenizer:
         prefix = list(self._tokenizer.prefix)
         if encoded.ids[: len(prefix)] == prefix:
             return encoded
-        return Encoded(prefix + encoded.ids, bytes(len(prefix)) + encoded.mask)
+        return replace(encoded, ids=prefix + encoded.ids, mask=bytes(len(prefix)) + encoded.mask)
 
     def _encode(self, rendering: Rendering) -> Encoded:
         with_end = self._settings.train_end_of_turn
@@ -181,11 +183,12 @@ def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_siz
     """Apply the limits. Raises DropError: too long, nothing left that is trained and has a token before it,
     or an id without embedding."""
     length = len(encoded.ids)
+    told = f"{length} tokens and more" if encoded.cut else f"{length} tokens"
     if length > settings.max_length and settings.too_long == "drop":
-        raise DropError("too-long", f"{length} tokens")
+        raise DropError("too-long", told)
     ids, mask = encoded.ids[: settings.max_length], encoded.mask[: settings.max_length]
     if 1 not in mask[1:]:
-        raise DropError("no-trained-token", f"{length} tokens")
+        raise DropError("no-trained-token", told)
     if (highest := max(ids)) >= vocab_size:
         raise DropError("outside-vocabulary", f"id {highest}, the target has {vocab_size}")
     data = array("i", ids)

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from eagle3_data.errors import Eagle3DataError
 from eagle3_data.tokenization.reading.rows import Outcome, Row
@@ -19,11 +21,27 @@ from eagle3_data.tokenization.reading.rows import Outcome, Row
 CHUNK_ROWS = 128
 CHUNK_CHARACTERS = 1 << 19
 CHUNKS_AHEAD = 3
+LARGE_CHARACTERS = 8 << 20
+"""A row from this size on is always done in another process: one that takes too much memory then ends with a
+message."""
+
+SHOWN_ROWS = 3
 PR_SET_PDEATHSIG = 1
 """From <sys/prctl.h>."""
 
 Tokenize = Callable[[Row], Outcome]
-_of_this_worker: list[Tokenize] = []
+
+
+@dataclass
+class _Worker:
+    """What a worker process has from its parent: the work, and where to note the row that is under way."""
+
+    tokenize: Tokenize
+    under_way: Any
+    slot: int
+
+
+_of_this_worker: list[_Worker] = []
 
 
 def map_rows(tokenize: Tokenize, rows: Iterable[Row], processes: int) -> Iterator[Outcome]:
@@ -35,51 +53,89 @@ def map_rows(tokenize: Tokenize, rows: Iterable[Row], processes: int) -> Iterato
     chunks = _chunks(rows)
     first, second = next(chunks, []), next(chunks, [])
     chunks = chain((first, second), chunks)
-    if processes == 1 or not second:
-        for chunk in chunks:
-            yield from map(tokenize, chunk)
-    else:
+    if processes > 1 and second:
         yield from _map_in_processes(tokenize, chunks, processes)
+        return
+    for chunk in chunks:
+        if _characters(chunk) >= LARGE_CHARACTERS:
+            yield from _map_in_processes(tokenize, iter([chunk]), 1)
+        else:
+            yield from map(tokenize, chunk)
 
 
 def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes: int) -> Iterator[Outcome]:
     """Forked workers: they share the loaded tokenizer's memory, and start at once instead of importing for
     seconds."""
-    under_way: deque[Future[list[Outcome]]] = deque()
+    chunks_under_way: deque[tuple[list[Row], Future[list[Outcome]]]] = deque()
+    context = multiprocessing.get_context("fork")
+    # of each worker the source and index of the row that is under way
+    rows_under_way, slots = context.RawArray("q", [-1] * (2 * processes)), context.Value("i", 0)
     pool = ProcessPoolExecutor(
         processes,
-        mp_context=multiprocessing.get_context("fork"),
+        mp_context=context,
         initializer=_start_worker,
-        initargs=(tokenize,),
+        initargs=(tokenize, rows_under_way, slots),
     )
     try:
         for chunk in chunks:
-            under_way.append(pool.submit(_work, chunk))
-            if len(under_way) > processes * CHUNKS_AHEAD:
-                yield from under_way.popleft().result()
-        while under_way:
-            yield from under_way.popleft().result()
+            chunks_under_way.append((chunk, pool.submit(_work, chunk)))
+            if len(chunks_under_way) > processes * CHUNKS_AHEAD:
+                yield from _result(chunks_under_way)
+        while chunks_under_way:
+            yield from _result(chunks_under_way)
     except Eagle3DataError as error:
         raise error from None  # not from the other process's traceback: the message says all
     except BrokenProcessPool as error:
+        rows = [row for chunk, _ in chunks_under_way for row in chunk]
+        suspects = _suspects(rows, rows_under_way)
         raise Eagle3DataError(
-            "a tokenizing process was killed, mostly for want of memory; give the rule more memory, or fewer"
-            " --processes"
+            f"a tokenizing process was killed, mostly for want of memory; {suspects}; give the rule more"
+            " memory or fewer --processes, or take out a row that is too large"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(tokenize: Tokenize) -> None:
+def _result(chunks_under_way: deque[tuple[list[Row], Future[list[Outcome]]]]) -> list[Outcome]:
+    """The outcomes of the oldest chunk, which stays under way if they cannot be had."""
+    outcomes = chunks_under_way[0][1].result()
+    chunks_under_way.popleft()
+    return outcomes
+
+
+def _suspects(rows: list[Row], under_way: Any) -> str:
+    """The rows that the workers were at, the largest first."""
+    numbers = set(zip(under_way[::2], under_way[1::2], strict=True))
+    found = [row for row in rows if (row.source, row.index) in numbers]
+    found.sort(key=lambda row: len(row.text or ""), reverse=True)
+    told = (
+        f"data.sources[{row.source}], {row.place}" + (f" ({len(row.text):,} characters)" if row.text else "")
+        for row in found[:SHOWN_ROWS]
+    )
+    return "then under way: " + "; ".join(told) if found else "no row was under way"
+
+
+def _start_worker(tokenize: Tokenize, under_way: Any, slots: Any) -> None:
     """Leave Ctrl-C to the parent, and die with it even if it is killed."""
-    _of_this_worker.append(tokenize)  # came by forking, not by pickling
+    with slots:
+        slot, slots.value = slots.value, slots.value + 1
+    _of_this_worker.append(_Worker(tokenize, under_way, 2 * slot))  # came by forking, not by pickling
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _work(chunk: list[Row]) -> list[Outcome]:
-    return [_of_this_worker[0](row) for row in chunk]
+    worker = _of_this_worker[-1]
+    outcomes = []
+    for row in chunk:
+        worker.under_way[worker.slot : worker.slot + 2] = [row.source, row.index]
+        outcomes.append(worker.tokenize(row))
+    return outcomes
+
+
+def _characters(chunk: list[Row]) -> int:
+    return sum(len(row.text or "") for row in chunk)
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -14,6 +14,9 @@ from eagle3_data.tokenization.reading.rows import Content, Conversation, Formatt
 PERMUTATIONS = 128
 SHINGLE = 5
 SCHEME = "affine32"
+SHINGLES_AT_ONCE = 1 << 15
+"""Each takes 128 hashes until the least are known."""
+
 HIGHEST_OF_INDEX = 0.9
 """The index only proposes candidates, which are then compared; for thresholds near 1 it cannot be built."""
 
@@ -22,7 +25,10 @@ def signature_of(content: Content) -> NDArray[np.uint32]:
     """MinHash [128] of a row's word 5-grams. System prompts, which whole data sets share, do not count; nor
     does case."""
     minhash = _datasketch().MinHash(num_perm=PERMUTATIONS, scheme=SCHEME)
-    minhash.update_batch([" ".join(shingle).encode() for shingle in _shingles(_words(content))])
+    words = _words(content)
+    for start in range(0, max(1, len(words) - SHINGLE + 1), SHINGLES_AT_ONCE):
+        shingles = _shingles(words[start : start + SHINGLES_AT_ONCE + SHINGLE - 1])
+        minhash.update_batch([" ".join(shingle).encode() for shingle in shingles])
     return np.asarray(minhash.hashvalues, np.uint32)
 
 
