@@ -65,6 +65,7 @@ class FakeEngine:
 
     def step(self) -> list[Extracted | Rejected]:
         request = self._waiting.pop(0)
+        print(f"computing {request.key}", flush=True)
         while request.key in (now := faults()).get("hold", ()):
             time.sleep(HOLD_LOOK_S)
         time.sleep(now.get("sleep_s", 0))

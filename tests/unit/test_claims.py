@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from eagle3_data.passes.claims import Claims
+from eagle3_data.engines.base import Request
+from eagle3_data.passes.claims import LOOK_S, PATIENCE_S, Claims, share
 from eagle3_data.processes import this_process
 from eagle3_data.store import Store
 
@@ -60,6 +64,81 @@ def test_a_dead_passes_claims_go(store):
     assert living.take(KEY)
     claims(store, "third")
     assert os.listdir(store.directory / "claims") == [KEY]
+
+
+def test_a_killed_passes_claims_are_taken_over_at_once(store):
+    store.open_incoming("killed", replace(this_process(), pid_started="1"))
+    killed, living = Claims(store, "killed"), claims(store, "living")
+    assert killed.take(KEY)
+    assert living.take(KEY)
+
+
+# ---- sharing
+
+
+class Pass:
+    """What `share` asks a pass for, with a store that a test fills."""
+
+    def __init__(self, store: Store, writer: str, keys: list[str]) -> None:
+        self.stored: set[str] = set()
+        self.settled: set[str] = set()
+        self.claims = claims(store, writer)
+        requests = (Request(key, (1,), key) for key in keys)
+        self.shared = share(requests, self.claims, lambda key: key not in self.settled, self.is_found)
+
+    def is_found(self, key: str) -> bool:
+        if found := key in self.stored:
+            self.settled.add(key)
+        return found
+
+    def next(self) -> str | None:
+        """The next sample to extract; None where it is to be asked again."""
+        request = next(self.shared)
+        return request and request.key
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves time on."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def move_on(seconds: float) -> None:
+        now[0] += seconds
+
+    return move_on
+
+
+def test_passes_take_turns_and_end_with_what_the_other_brings(store, clock):
+    first, second = (Pass(store, name, ["a", "b", "c"]) for name in ("first", "second"))
+    assert [first.next(), second.next(), first.next()] == ["a", "b", "c"]
+    assert second.next() is None, "a and c are with the first"
+    second.stored |= {"a", "c"}
+    clock(LOOK_S)
+    with pytest.raises(StopIteration):
+        second.next()
+    assert second.settled == {"a", "c"}
+
+
+def test_what_the_other_pass_gives_up_is_taken(store, clock):
+    first, second = (Pass(store, name, ["a", "b"]) for name in ("first", "second"))
+    assert [first.next(), second.next(), second.next()] == ["a", "b", None]
+    first.claims.release()
+    assert second.next() is None, "it looks again only after a while"
+    clock(LOOK_S)
+    assert second.next() == "a"
+
+
+def test_a_pass_from_which_nothing_comes_is_not_waited_for_longer_than_patience(store, clock):
+    first, second = (Pass(store, name, ["a", "b", "c"]) for name in ("first", "second"))
+    assert [first.next(), first.next(), second.next(), second.next()] == ["a", "b", "c", None]
+    clock(PATIENCE_S - 1)
+    second.stored.add("a")
+    assert second.next() is None, "something came, so it waits on"
+    clock(PATIENCE_S - 1)
+    assert second.next() is None
+    clock(2)
+    assert second.next() == "b"
 
 
 @pytest.mark.parametrize("broken", ["no links", "a file"])

@@ -33,6 +33,7 @@ from eagle3_data.failures import Failure, describe_situation
 from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.batch_records import FailureFacts
+from eagle3_data.passes.claims import Claims, share
 from eagle3_data.passes.feeding import Feeding
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.lease import Lease, PassProgress
@@ -241,13 +242,16 @@ class PassRun:
             for sample in self._sample_file.samples(self._batches[batch].row_group):
                 if not self._outcomes.is_waiting(sample.key) or sample.key in met:
                     continue
-                if self._store.holds(sample.key):  # another run that shares the store was faster
-                    self._outcomes.found(sample.key)
-                    continue
-                met.add(sample.key)
-                yield Request(
-                    sample.key, sample.token_ids, str((incoming / f"{sample.key}.safetensors").resolve())
-                )
+                if not self._is_found(sample.key):
+                    met.add(sample.key)
+                    path = (incoming / f"{sample.key}.safetensors").resolve()
+                    yield Request(sample.key, sample.token_ids, str(path))
+
+    def _is_found(self, key: str) -> bool:
+        """Whether another run that shares the store was faster."""
+        if found := self._store.holds(key):
+            self._outcomes.found(key)
+        return found
 
     # ---- extraction
 
@@ -262,13 +266,15 @@ class PassRun:
             f"{self._missing} samples to extract from {job.target.path}, layers"
             f" {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}"
         )
+        claims = Claims(self._store, writer)
         try:
             if self._may_load(incoming / "canary"):
-                self._feed(incoming)
+                self._feed(incoming, claims)
         finally:
+            claims.release()
             shutil.rmtree(incoming, ignore_errors=True)
 
-    def _feed(self, incoming: Path) -> None:
+    def _feed(self, incoming: Path, claims: Claims) -> None:
         job = self._job
         settings = job.engine_settings(self._store)
         self._phase = "loading"
@@ -277,7 +283,7 @@ class PassRun:
             Progress("extraction", "samples", self._missing) as progress,
         ):
             flight = Flight(self._committer(), pool, self._outcomes, progress)
-            requests, deaths = self._requests(incoming), self._deaths
+            requests = share(self._requests(incoming), claims, self._outcomes.is_waiting, self._is_found)
             feeding = Feeding(
                 lambda: EngineProcess(settings, job.engine_log),
                 job.extraction,
@@ -285,7 +291,7 @@ class PassRun:
                 flight,
                 self._stop,
                 self._on_ready,
-                deaths,
+                self._deaths,
             )
             feeding.run()
         self._loads, self._failure, self._deaths = feeding.loads, feeding.failure, feeding.deaths

@@ -4,16 +4,20 @@ A pass claims a sample before its engine gets it: a symbolic link `claims/<key>`
 below `incoming/`, made in one step on every file system that has links. A sample that another pass has
 claimed comes last, and is then most often in the store already. A claim is a hint and nothing relies on it:
 of two passes that extract one sample, the first to commit wins as ever. So a claim that gets lost costs a
-sample that is computed twice, and one that was left behind by a killed pass costs PATIENCE_S at the end.
-Standard library only.
+sample that is computed twice, and one that was left behind by a pass of another machine costs PATIENCE_S at
+the end. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
+from eagle3_data.cli import say
+from eagle3_data.engines.base import Request
+from eagle3_data.processes import Process
 from eagle3_data.store import OWNER, Store
 
 PATIENCE_S = 60.0
@@ -59,7 +63,10 @@ class Claims:
             writer = os.readlink(self._directory / key)
         except OSError:
             return None
-        return writer if writer != self._writer and (self._incoming / writer / OWNER).exists() else None
+        if writer == self._writer:
+            return None
+        owner = Process.find(self._incoming / writer / OWNER)
+        return None if owner is None or owner.is_gone else writer
 
     def release(self, is_waiting: Callable[[str], bool] = lambda key: False) -> None:
         """Give up all claims but those on samples that still have to come into the store."""
@@ -70,3 +77,48 @@ class Claims:
     def _remove(self, key: str) -> None:
         with contextlib.suppress(OSError):
             (self._directory / key).unlink()
+
+
+def share(
+    requests: Iterator[Request],
+    claims: Claims,
+    is_waiting: Callable[[str], bool],
+    is_found: Callable[[str], bool],
+) -> Iterator[Request | None]:
+    """The requests, each once it is claimed: those of other passes last. None means that only such are left
+    at this moment.
+
+    `is_waiting` says whether this pass still has to bring a sample into the store; `is_found` whether another
+    one has, and takes note of it.
+    """
+    elsewhere: list[Request] = []
+    look_at = 0.0
+    for request in requests:
+        if time.monotonic() >= look_at:
+            claims.release(is_waiting)
+            elsewhere = [other for other in elsewhere if not is_found(other.key)]
+            look_at = time.monotonic() + LOOK_S
+        if claims.take(request.key):
+            yield request
+        else:
+            if not elsewhere:
+                say(
+                    f"{claims.holder(request.key)} extracts some of the same samples now: they are left to it"
+                )
+            elsewhere.append(request)
+    patient_until = time.monotonic() + PATIENCE_S
+    while elsewhere:
+        if time.monotonic() < look_at:
+            yield None
+            continue
+        look_at = time.monotonic() + LOOK_S
+        claims.release(is_waiting)
+        missing = [request for request in elsewhere if not is_found(request.key)]
+        if len(missing) < len(elsewhere):
+            patient_until = time.monotonic() + PATIENCE_S
+        elsewhere = []
+        for request in missing:
+            if claims.take(request.key) or time.monotonic() > patient_until:
+                yield request
+            else:
+                elsewhere.append(request)

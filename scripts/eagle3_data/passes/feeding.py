@@ -25,11 +25,13 @@ from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.stopping import Stop
 
 DEATHS_TO_FAIL = 2
+WAIT_S = 0.5
 
 
 class Feeding:
     """Feeds `requests`, a source of samples that are not in the store, to engines made by `start_engine`.
 
+    Where `requests` gives None, all that is left is with other passes at this moment; it is asked again.
     `deaths` says with how many engines that died samples were before, by key; afterwards it holds those of
     this feeding, too.
     """
@@ -38,7 +40,7 @@ class Feeding:
         self,
         start_engine: Callable[[], EngineProcess],
         settings: Extraction,
-        requests: Iterator[Request],
+        requests: Iterator[Request | None],
         flight: Flight,
         stop: Stop,
         on_ready: Callable[[Ready], None],
@@ -52,6 +54,8 @@ class Feeding:
         )
         self._requests, self._flight = requests, flight
         self._following: Request | None = None
+        self._others_work = False
+        """Whether samples are left that other passes extract now."""
         self._suspects: list[Request] = []
         self.deaths = Counter(deaths)
         self._engine: EngineProcess | None = None
@@ -66,6 +70,10 @@ class Feeding:
         self._following = self._next_unsuspected()
         try:
             while self.failure is None and not self._stop.now.is_set() and self._has_work():
+                if self._engine is None and not self._has_own_work():
+                    self._stop.now.wait(WAIT_S)  # the others may leave nothing to load the model for
+                    self._following = self._next_unsuspected()
+                    continue
                 if self._engine is None and not self._load():
                     break
                 self._work()
@@ -78,8 +86,11 @@ class Feeding:
             self._flight.engine_died()
 
     def _has_work(self) -> bool:
-        more = self._following or self._suspects or self._flight.lost
+        more = self._has_own_work() or self._others_work
         return bool(self._flight or (more and not self._stop.is_near()))
+
+    def _has_own_work(self) -> bool:
+        return bool(self._following or self._suspects or self._flight.lost)
 
     # ---- one engine
 
@@ -137,6 +148,8 @@ class Feeding:
         assert self._engine is not None
         if self._stop.is_near():
             return
+        if self._following is None and self._others_work:
+            self._following = self._next_unsuspected()
         while self._following and (
             not self._flight
             or self._flight.tokens + len(self._following.token_ids) <= self._settings.in_flight_tokens
@@ -152,7 +165,11 @@ class Feeding:
                 self._depart(least)
 
     def _next_unsuspected(self) -> Request | None:
+        self._others_work = False
         for request in self._requests:
+            if request is None:
+                self._others_work = True
+                return None
             if not self.deaths[request.key]:
                 return request
             self._suspects.append(request)
@@ -184,7 +201,7 @@ class Feeding:
                 )
             else:
                 self._suspects.append(request)
-        if self._following or self._suspects or self._flight.lost:
+        if self._has_own_work() or self._others_work:
             if self.loads > self._settings.engine_restarts:
                 told = (
                     f"the engine was started {self.loads} times (extraction.engine_restarts ="

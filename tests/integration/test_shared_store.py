@@ -1,0 +1,105 @@
+"""Workflows that run at the same time and share a store share the work: nothing is computed twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.workflow import Workflow, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+class Sharing(list[Workflow]):
+    """Runs of the same ten samples, each in a directory of its own, with few in flight and one store."""
+
+    def __init__(self, directory: Path, template: Workflow, number: int) -> None:
+        super().__init__(template.copy(directory / f"run-{name}") for name in range(number))
+        for workflow in self:
+            workflow.config["tokenization"]["max_length"] = (
+                128  # far above the longest; bounds what is in flight
+            )
+            workflow.config["extraction"] |= {"store": str(directory / "store"), "in_flight_tokens": 128}
+        self.store = directory / "store"
+
+    def computed(self, workflow: Workflow) -> list[str]:
+        log = workflow.directory / "engine.log"
+        return re.findall(r"^computing (\w+)$", log.read_text(), re.MULTILINE) if log.exists() else []
+
+    def claims(self) -> list[Path]:
+        return list(self.store.glob("*/claims/*"))
+
+    def begun(self, process: subprocess.Popen[bytes]) -> set[str]:
+        """What is with a pass now."""
+        return {claim.name for claim in self.claims() if os.readlink(claim).endswith(f"-{process.pid}")}
+
+    def assert_all_complete(self, workflow: Workflow) -> None:
+        ledger = json.loads(workflow.ledger("001").read_text())
+        assert {batch["state"] for batch in ledger["batches"].values()} == {"complete"}
+        assert sorted(ledger["batches"]) == sorted(workflow.batches())
+
+
+@pytest.fixture
+def two(tmp_path: Path, tokenized_template: Workflow) -> Iterator[Sharing]:
+    yield from sharing(tmp_path, tokenized_template, 2)
+
+
+@pytest.fixture
+def four(tmp_path: Path, tokenized_template: Workflow) -> Iterator[Sharing]:
+    yield from sharing(tmp_path, tokenized_template, 4)
+
+
+def sharing(directory: Path, template: Workflow, number: int) -> Iterator[Sharing]:
+    runs = Sharing(directory, template, number)
+    yield runs
+    for workflow in runs:
+        workflow.end()
+
+
+def test_what_one_pass_has_begun_another_leaves_to_it(two):
+    first, second = two
+    first.hold_all_but(0)
+    slow = first.start_pass()
+    wait_for(lambda: two.begun(slow))
+    fast = second.start_pass()
+    wait_for(lambda: set(two.computed(second)) == set(second.all_keys()) - two.begun(slow))
+    assert len(two.computed(second)) > 1
+    assert fast.poll() is None, "it waits for what the other has begun"
+    first.set_faults({})
+    assert (slow.wait(60), fast.wait(60)) == (0, 0)
+    assert sorted(two.computed(first) + two.computed(second)) == sorted(first.all_keys())
+    assert "extracts some of the same samples now" in (second.directory / "pass.log").read_text()
+    for workflow in two:
+        two.assert_all_complete(workflow)
+    assert two.claims() == []
+
+
+def test_what_a_killed_pass_had_begun_is_taken_over(two):
+    first, second = two
+    first.hold_all_but(0)
+    killed = first.start_pass()
+    wait_for(lambda: two.begun(killed))
+    taking_over = second.start_pass()
+    wait_for(lambda: set(two.computed(second)) == set(second.all_keys()) - two.begun(killed))
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert taking_over.wait(60) == 0
+    assert sorted(two.computed(second)) == sorted(second.all_keys())
+    two.assert_all_complete(second)
+    assert two.claims() == []
+
+
+def test_four_at_once_compute_every_sample_once(four):
+    for workflow in four:
+        workflow.set_faults({"sleep_s": 0.1})
+    passes = [workflow.start_pass() for workflow in four]
+    assert [process.wait(120) for process in passes] == [0, 0, 0, 0]
+    assert sorted(key for workflow in four for key in four.computed(workflow)) == sorted(four[0].all_keys())
+    for workflow in four:
+        four.assert_all_complete(workflow)
