@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from eagle3_data.config import Target, load_section
 from eagle3_data.engines.base import publish_states
 from eagle3_data.modes import current_umask, follow_umask
+from eagle3_data.processes import this_process
 from eagle3_data.store import Store
 
 KEY = "ab" * 16
@@ -37,7 +38,7 @@ def test_the_umask_is_read_without_setting_it(umask):
 def test_every_file_of_the_store_follows_the_umask(tmp_path, umask):
     store = Store(tmp_path / "store", "id")
     store.prepare()
-    states = store.open_incoming("w", {"pid": 1}) / "x.safetensors"
+    states = store.open_incoming("w", this_process()) / "x.safetensors"
     publish_states(str(states), lambda part: save_file({"hidden_states": torch.zeros(3)}, part))
     store.commit(KEY, states, {})
     with store.in_use():
@@ -52,7 +53,7 @@ def test_a_shared_folder_keeps_its_group(tmp_path, umask):
     group.mkdir()
     group.chmod(0o2775)
     store = Store(group / "store", "id")
-    store.open_incoming("w", {"pid": 1})
+    store.open_incoming("w", this_process())
     assert mode(store.directory / "incoming/w") == 0o2777 & ~umask
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -16,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
+from eagle3_data.batch_index import BatchIndex
 from eagle3_data.identity import ExtractionIdentity
+from eagle3_data.passes.batch_records import BatchRecord
+from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
@@ -35,12 +37,13 @@ COMMIT = """
 import os, sys
 from pathlib import Path
 from eagle3_data import cli
+from eagle3_data.processes import this_process
 from eagle3_data.store import Store
 def main():
     store = Store("store", sys.argv[1])
     store.prepare()
     with store.in_use():
-        states = store.open_incoming(f"writer-{os.getuid()}", {"pid": os.getpid()}) / "x"
+        states = store.open_incoming(f"writer-{os.getuid()}", this_process()) / "x"
         states.write_bytes(b"states")
         assert store.commit(sys.argv[2], states, {"tokens": 1})
 if __name__ == "__main__":
@@ -78,11 +81,12 @@ class Shared:
         before = os.umask(umask)
         write_json(store.directory / "identity.json", asdict(IDENTITY))
         for key in KEYS:
-            part = store.open_incoming("first", {"pid": 1}) / "part"
+            part = store.open_incoming("first", this_process()) / "part"
             part.write_bytes(key.encode())
             store.commit(key, part, {"size_bytes": 32, "xxh3_128": file_checksum(part), "tokens": 5})
-        record = {"extraction_id": "other", "samples": []}
-        write_json(self.directory / "results/a/extraction/records/00000.json", record)
+        facts = {"number": "001", "stripe": 0, "extraction_id": "other"}
+        record = BatchRecord(**facts, batch="00000", fingerprint="f", samples=[], left_out=[])
+        record.write(self.directory / "results/a/extraction/records/00000.json")
         os.umask(before)
         for path in (self.directory, *self.directory.rglob("*")):
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -191,8 +195,9 @@ def test_a_pass_says_why_it_cannot_use_a_store_before_it_loads_anything(shared, 
     }  # fmt: skip
     write_sample_file(shared.directory / "mine/b/tokens")
     write_json(shared.directory / "mine/b/target.json", target)
+    write_json(shared.directory / "config.json", config)
     options = {
-        "--config": json.dumps(config),
+        "--config": "config.json",
         "--results": "mine/b",
         "--pass-number": "001",
         "--stripe": "0",
@@ -208,5 +213,5 @@ def write_sample_file(directory: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    write_json(directory / "batches.json", {"batches": {}})
+    BatchIndex({}, samples=0, tokens=0).write(directory / "batches.json")
     pq.write_table(pa.table({"sample_id": KEYS, "key": KEYS}), directory / "samples.parquet")

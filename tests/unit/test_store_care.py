@@ -335,7 +335,7 @@ class Planned(Place):
             needs_remote_code=False,
             fingerprint=IDENTITY.fingerprint,
         )
-        write_json(run / "target.json", target.as_record())
+        target.write(run / "target.json")
         batches = {f"0000{n}": BatchEntry(n, 2, 10, f"batch {n}") for n in (0, 1)}
         BatchIndex(batches, samples=4, tokens=20).write(run / "tokens/batches.json")
         table = pa.table({"sample_id": KEYS, "key": KEYS})
@@ -347,8 +347,10 @@ class Planned(Place):
 
     def find_stored(self) -> subprocess.Popen[str]:
         """What a run calls that finds its batches in the store."""
+        config = self.directory / "config.json"
+        config.write_text(json.dumps({"extraction": {"engine": IDENTITY.engine}}))
         options = {
-            "--config": json.dumps({"extraction": {"engine": IDENTITY.engine}}),
+            "--config": str(config),
             "--results": "results/b",
             "--pass-number": "001",
             "--ledger": str(self.ledger_path),
