@@ -146,10 +146,12 @@ def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_li
     for path in (owner, owner.parent, dead / "owner.json", dead / "states.safetensors.part", dead):
         os.utime(path, (time.time() - ABANDONED_S - 5,) * 2)
     wait_for(lambda: time.time() - owner.stat().st_mtime < 60)  # a beat, while the engine loads
-    another.run_pass()
-    assert (owner.exists(), dead.exists()) == (True, False)
-    assert loading.wait(60) == 0
+    sharing = another.start_pass()
+    wait_for(lambda: not dead.exists())
+    assert owner.exists()
+    assert (loading.wait(60), sharing.wait(60)) == (0, 0)
     assert len(fast.stored()) == 10
+    another.end()
 
 
 def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(
