@@ -84,9 +84,7 @@ def prove_engine(
         return Proof(True, passed.findings, kernels=tuple(passed.kernels))
     say("canary: a tiny model of the target's architecture goes through the engine first")
     failed_verdict = verdict.with_suffix(".failed.json")
-    failed_verdict.unlink(
-        missing_ok=True
-    )  # of an earlier attempt: one that dies must not speak with its words
+    failed_verdict.unlink(missing_ok=True)  # an earlier attempt's words are not this one's
     log_start = log.stat().st_size if log.exists() else 0
     options = {
         "--settings": json.dumps(asdict(settings)),
