@@ -7,8 +7,10 @@ header, raw data. numpy has no bfloat16, so states stay in their bits until a ch
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import xxhash
 
 from eagle3_data.errors import SampleError
+from eagle3_data.records import Record, open_regular
 
 BITS: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
 TOKEN_IDS: np.dtype[Any] = np.dtype("<i8")
@@ -52,41 +55,68 @@ class States:
 def open_states(path: Path) -> States:
     """Map a states file. Raises SampleError where it is no whole safetensors file with the two tensors."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > size - 8:
-                raise ValueError(f"header of {length} bytes in a file of {size}")
-            header = json.loads(file.read(length))
-        raw = np.memmap(path, dtype=np.uint8, mode="r")
-        states, ids = header["hidden_states"], header["token_ids"]
-        if states["dtype"] not in BITS or ids["dtype"] != "I64":
+        with open_regular(path) as file:
+            raw = np.memmap(file, dtype=np.uint8, mode="r")
+        length = int.from_bytes(raw[:8].tobytes(), "little")
+        if length > raw.size - 8:
+            raise ValueError(f"header of {length} bytes in a file of {raw.size}")
+        header = Header.from_json(json.loads(raw[8 : 8 + length].tobytes()))
+        states, ids = header.hidden_states, header.token_ids
+        if states.dtype not in BITS or ids.dtype != "I64":
             raise ValueError(
-                f"hidden_states are {states['dtype']}, token_ids {ids['dtype']}; expected"
+                f"hidden_states are {states.dtype}, token_ids {ids.dtype}; expected"
                 f" {' or '.join(BITS)}, and I64"
             )
         return States(
-            states["dtype"],
-            _tensor(raw, 8 + length, states, BITS[states["dtype"]]),
+            states.dtype,
+            _tensor(raw, 8 + length, states, BITS[states.dtype]),
             _tensor(raw, 8 + length, ids, TOKEN_IDS),
-            json.loads(header.get("__metadata__", {}).get("provenance", "{}")),
+            _provenance(header.metadata.get("provenance", "{}")),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SampleError(f"{path} is not a whole file of hidden states") from error
 
 
-def _tensor(raw: np.ndarray, base: int, entry: dict[str, Any], dtype: np.dtype[Any]) -> np.ndarray:
-    start, end = entry["data_offsets"]
+@dataclass(frozen=True)
+class TensorEntry(Record):
+    """What a safetensors header says of one tensor; offsets count from the end of the header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header(Record):
+    """A states file's header."""
+
+    hidden_states: TensorEntry
+    token_ids: TensorEntry
+    metadata: dict[str, str] = field(default_factory=dict, metadata={"key": "__metadata__"})
+
+
+def _tensor(raw: np.ndarray, base: int, entry: TensorEntry, dtype: np.dtype[Any]) -> np.ndarray:
+    start, end = entry.data_offsets
     if base + end > raw.size:
         raise ValueError(f"data up to byte {base + end} in a file of {raw.size}: truncated")
-    return raw[base + start : base + end].view(dtype).reshape(entry["shape"])
+    if min(start, *entry.shape) < 0 or end - start != math.prod(entry.shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of shape {entry.shape} in bytes {start} to {end}")
+    return raw[base + start : base + end].view(dtype).reshape(entry.shape)
+
+
+def _provenance(text: str) -> dict[str, str]:
+    provenance = json.loads(text)
+    if not isinstance(provenance, dict):
+        raise ValueError(f"its provenance must be a JSON object, not {text[:40]}")
+    return provenance
 
 
 def file_checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes, 32 hex digits."""
-    if path.stat().st_size == 0:
-        return xxhash.xxh3_128_hexdigest(b"")
-    return xxhash.xxh3_128_hexdigest(np.memmap(path, dtype=np.uint8, mode="r").data)
+    """xxh3-128 of a file's bytes, 32 hex digits. Raises OSError, also where it is no regular file."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return xxhash.xxh3_128_hexdigest(b"")
+        return xxhash.xxh3_128_hexdigest(np.memmap(file, dtype=np.uint8, mode="r").data)
 
 
 def structure_problems(

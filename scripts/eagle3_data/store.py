@@ -22,14 +22,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from eagle3_data.cli import say
 from eagle3_data.errors import NO_ROOM, StorageError
 from eagle3_data.places import check_directory, explained
 from eagle3_data.processes import Process
-from eagle3_data.records import read_json, write_json
+from eagle3_data.records import Record, write_json
 
 OWNER = "owner.json"
 """In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few
@@ -41,6 +42,23 @@ LOCK = ".lock"
 """In a shelf: held while a sample is committed or taken out. In the store itself: shared by all that rely on
 its samples, held alone by what deletes them."""
 POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Sidecar(Record):
+    """What was written with a sample's states: `greedy_token` is the engine's next token, `size_bytes` and
+    `xxh3_128` are those of the states file. Further keys say how it was made, for people."""
+
+    on_damage: ClassVar[str] = (
+        "`scripts/store.py verify --quarantine` takes it out, and the next run extracts its sample again"
+    )
+
+    key: str
+    extraction_id: str
+    greedy_token: int
+    tokens: int
+    size_bytes: int
+    xxh3_128: str
 
 
 class Store:
@@ -137,9 +155,9 @@ class Store:
         except FileNotFoundError:
             return []
 
-    def read_sidecar(self, key: str) -> dict[str, Any]:
-        """Raises InputError where there is none."""
-        return read_json(self.sidecar_path(key))
+    def read_sidecar(self, key: str) -> Sidecar:
+        """Raises InputError where there is none, or a damaged one."""
+        return Sidecar.read(self.sidecar_path(key))
 
     def commit(self, key: str, states: Path, sidecar: dict[str, Any]) -> bool:
         """Take in complete, checked states that lie on the store's file system. False: another writer was

@@ -54,7 +54,7 @@ def target(tmp_path):
         False,
         "0" * 32,
     )
-    write_json(tmp_path / "target.json", description.as_record())
+    write_json(tmp_path / "target.json", description.to_json())
     write_json(tmp_path / "batches.json", {"batches": {}, "samples": 10, "tokens": 1000, "longest": 200})
     return directory
 

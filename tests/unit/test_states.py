@@ -1,6 +1,10 @@
 """Reading states with numpy: as torch reads them, and every defect by name."""
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,3 +98,58 @@ def test_the_checksum_is_of_all_bytes(tmp_path: Path, states: torch.Tensor) -> N
         file.seek(-1, 2)
         file.write(bytes([last ^ 1]))
     assert file_checksum(path) != before
+
+
+def damaged_headers() -> dict[str, Any]:
+    """What stands in a header instead of what is right, by its kind."""
+    entry = {"dtype": "BF16", "shape": [2, 2, 4], "data_offsets": [0, 32]}
+    ids = {"dtype": "I64", "shape": [2], "data_offsets": [32, 48]}
+    whole = {"hidden_states": entry, "token_ids": ids, "__metadata__": {"provenance": "{}"}}
+    return {
+        "metadata a text": {**whole, "__metadata__": "provenance"},
+        "metadata a list": {**whole, "__metadata__": [1]},
+        "provenance a number": {**whole, "__metadata__": {"provenance": 3}},
+        "provenance a list": {**whole, "__metadata__": {"provenance": "[1, 2]"}},
+        "provenance no JSON": {**whole, "__metadata__": {"provenance": "{"}},
+        "provenance nested": {**whole, "__metadata__": {"provenance": "[" * 100_000}},
+        "header a list": [whole],
+        "header null": None,
+        "no states": {"token_ids": ids},
+        "states null": {**whole, "hidden_states": None},
+        "offsets swapped": {**whole, "hidden_states": {**entry, "data_offsets": [32, 0]}},
+        "offsets negative": {**whole, "hidden_states": {**entry, "data_offsets": [-32, 0]}},
+        "offsets beyond": {**whole, "token_ids": {**ids, "data_offsets": [32, 4800]}},
+        "offsets texts": {**whole, "hidden_states": {**entry, "data_offsets": ["0", "32"]}},
+        "offsets three": {**whole, "hidden_states": {**entry, "data_offsets": [0, 16, 32]}},
+        "offsets floats": {**whole, "hidden_states": {**entry, "data_offsets": [0.0, 32.0]}},
+        "shape negative": {**whole, "hidden_states": {**entry, "shape": [-1, 2, 4]}},
+        "shape too large": {**whole, "hidden_states": {**entry, "shape": [2**62, 2, 4]}},
+        "shape a text": {**whole, "hidden_states": {**entry, "shape": "2"}},
+        "dtype a list": {**whole, "hidden_states": {**entry, "dtype": ["BF16"]}},
+        "dtype unknown": {**whole, "hidden_states": {**entry, "dtype": "F8"}},
+    }
+
+
+@pytest.mark.parametrize("kind", damaged_headers())
+def test_a_header_that_says_something_odd_is_a_damaged_file(tmp_path: Path, kind: str) -> None:
+    header = json.dumps(damaged_headers()[kind]).encode()
+    path = tmp_path / "s.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(48))
+    with pytest.raises(SampleError, match="is not a whole file of hidden states"):
+        open_states(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"\xff" * 8, b"\xff" * 100, bytes(8), bytes(100)])
+def test_a_file_of_other_bytes_is_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "s").write_bytes(content)
+    with pytest.raises(SampleError, match="is not a whole file"):
+        open_states(tmp_path / "s")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "s")
+    with pytest.raises(SampleError, match="is not a whole file"):
+        open_states(tmp_path / "s")
+    with pytest.raises(OSError, match="not a regular file"):
+        file_checksum(tmp_path / "s")

@@ -18,6 +18,7 @@ from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.store import ABANDONED_S, Store
 
 KEY = "ab" + 30 * "0"
+SIDECAR = {"tokens": 1, "size_bytes": 6, "xxh3_128": "x"}
 ELSEWHERE = replace(this_process(), kernel="another machine's")
 
 
@@ -25,7 +26,7 @@ def committed(root: Path) -> Store:
     store = Store(root, "id")
     states = store.open_incoming("w", this_process()) / "x"
     states.write_bytes(b"states")
-    store.commit(KEY, states, {"greedy_token": 7})
+    store.commit(KEY, states, {**SIDECAR, "greedy_token": 7})
     return store
 
 
@@ -33,7 +34,7 @@ def test_a_committed_sample_is_held_and_listed(tmp_path: Path) -> None:
     store = committed(tmp_path)
     assert store.holds(KEY)
     assert store.keys() == {KEY}
-    assert store.read_sidecar(KEY)["greedy_token"] == 7
+    assert store.read_sidecar(KEY).greedy_token == 7
     assert store.states_path(KEY) == tmp_path / "id/ab" / f"{KEY}.safetensors"
 
 
@@ -41,9 +42,9 @@ def test_the_first_writer_of_a_key_wins_and_the_sidecar_stays_its(tmp_path: Path
     store = committed(tmp_path)
     late = store.open_incoming("late", this_process()) / "x"
     late.write_bytes(b"other states")
-    assert not store.commit(KEY, late, {"greedy_token": 8})
+    assert not store.commit(KEY, late, {**SIDECAR, "greedy_token": 8})
     assert store.states_path(KEY).read_bytes() == b"states"
-    assert store.read_sidecar(KEY)["greedy_token"] == 7
+    assert store.read_sidecar(KEY).greedy_token == 7
     assert not late.exists()
 
 
@@ -71,7 +72,7 @@ store.commit({KEY!r}, states, {{"greedy_token": 6}})
     assert not store.holds(KEY)
     committed(tmp_path)
     assert store.states_path(KEY).read_bytes() == b"states"
-    assert store.read_sidecar(KEY)["greedy_token"] == 7
+    assert store.read_sidecar(KEY).greedy_token == 7
     assert store.clean_incoming() == 1, "the killed writer's folder, not the living one's"
     assert [path.name for path in (tmp_path / "id/incoming").iterdir()] == ["w"]
 

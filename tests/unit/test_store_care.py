@@ -45,7 +45,8 @@ class Place:
     def commit(self, key: str) -> None:
         part = self.store.directory / "part"
         part.write_bytes(bytes.fromhex(key) * 10)
-        self.store.commit(key, part, {"size_bytes": 160, "xxh3_128": file_checksum(part), "tokens": 5})
+        facts = {"size_bytes": 160, "xxh3_128": file_checksum(part), "tokens": 5, "greedy_token": 1}
+        self.store.commit(key, part, facts)
 
     def record(self, run: str, keys: list[str], extraction_id: str = ID) -> None:
         samples = [{"sample_id": key, "key": key} for key in keys]

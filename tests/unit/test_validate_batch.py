@@ -4,6 +4,7 @@ reason."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Fixture:
         path = self.store.states_path(self.samples[n].key)
         tensors = load_file(path)
         tensors["hidden_states"] = change(tensors["hidden_states"].clone())
-        greedy = self.store.read_sidecar(self.samples[n].key)["greedy_token"]
+        greedy = self.store.read_sidecar(self.samples[n].key).greedy_token
         commit(self.store, self.samples[n], tensors["hidden_states"], greedy)
 
 
@@ -70,7 +71,12 @@ def commit(store: Store, sample: Sample, states: torch.Tensor, greedy: int) -> N
     store.commit(
         sample.key,
         part,
-        {"greedy_token": greedy, "size_bytes": part.stat().st_size, "xxh3_128": file_checksum(part)},
+        {
+            "greedy_token": greedy,
+            "tokens": len(sample.token_ids),
+            "size_bytes": part.stat().st_size,
+            "xxh3_128": file_checksum(part),
+        },
     )
 
 
@@ -230,3 +236,77 @@ def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for
     greedy = verdict.proofs()[-1]
     assert greedy.samples == 0 and greedy.unknown and "holds no weights for" in greedy.unknown
     assert "of the last one: " in verdict.not_proven()[0] and "holds no weights" in verdict.not_proven()[0]
+
+
+def in_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Puts something else in a file's place."""
+
+    def put(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return put
+
+
+def keyed(**values: object) -> Callable[[Path], object]:
+    """Sets keys of a record; None takes one out."""
+
+    def change(path: Path) -> None:
+        record = {**json.loads(path.read_text()), **values}
+        path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
+
+    return change
+
+
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content)
+
+
+SIDECAR_DAMAGES = {
+    "gone": Path.unlink, "empty": text(""), "no JSON": text("{"), "no record": text("{}"),
+    "a list": text("[]"),
+    "version only": text('{"format_version": 1}'), "another version": keyed(format_version=2),
+    "no key": keyed(key=None), "no greedy token": keyed(greedy_token=None),
+    "no checksum": keyed(xxh3_128=None),
+    "no size": keyed(size_bytes=None), "no tokens": keyed(tokens=None), "no id": keyed(extraction_id=None),
+    "size a text": keyed(size_bytes="12"), "greedy a text": keyed(greedy_token="7"),
+    "greedy a float": keyed(greedy_token=7.0), "greedy negative": keyed(greedy_token=-1),
+    "greedy beyond": keyed(greedy_token=VOCAB), "greedy far beyond": keyed(greedy_token=10**30),
+    "checksum a number": keyed(xxh3_128=1), "another key": keyed(key="0" * 32),
+    "another extraction": keyed(extraction_id="e"), "a directory": in_place(Path.mkdir),
+    "a pipe": in_place(os.mkfifo), "a dead link": in_place(lambda path: path.symlink_to("nowhere")),
+    "no UTF-8": lambda path: path.write_bytes(b"\xff\xfe"), "nested": text("[" * 100_000),
+}  # fmt: skip
+STATES_DAMAGES = {
+    "gone": Path.unlink, "empty": text(""), "text": text("states"), "a directory": in_place(Path.mkdir),
+    "a pipe": in_place(os.mkfifo), "a dead link": in_place(lambda path: path.symlink_to("nowhere")),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-3] + b"\x7f\x12\x01"),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("half", "kind"),
+    [*(("sidecar", kind) for kind in SIDECAR_DAMAGES), *(("states", kind) for kind in STATES_DAMAGES)],
+)
+def test_every_damage_to_a_sample_rejects_it_alone_and_it_can_be_quarantined_and_committed_again(
+    batch: Fixture, half: str, kind: str
+) -> None:
+    sample = batch.samples[2]
+    states, sidecar = batch.store.states_path(sample.key), batch.store.sidecar_path(sample.key)
+    whole = states.read_bytes()
+    facts = json.loads(sidecar.read_text())
+    if half == "sidecar":
+        SIDECAR_DAMAGES[kind](sidecar)
+    else:
+        STATES_DAMAGES[kind](states)
+    rejected = batch.validate().rejected
+    assert list(rejected) == [sample.key] and "\n" not in rejected[sample.key]
+    batch.store.quarantine(sample.key, rejected[sample.key])
+    assert not batch.store.holds(sample.key)
+    part = batch.store.directory / "part"
+    part.write_bytes(whole)
+    assert batch.store.commit(sample.key, part, facts)
+    assert batch.validate().rejected == {}

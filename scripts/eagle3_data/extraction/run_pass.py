@@ -215,6 +215,7 @@ class PassRun:
             missing = {name.key for name in names if name.key not in stored}
             fingerprint = self._job.identity.batch_fingerprint(entry.fingerprint)
             if missing:
+                self._sample_file.check_keys(entry.row_group)  # now, not after the model is loaded
                 self._outcomes.open_batch(batch, fingerprint, names, missing)
             else:  # an earlier pass recorded it, or `find_stored_batches` does
                 self._outcomes.known_complete(batch, fingerprint, names)

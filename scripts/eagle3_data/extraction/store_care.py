@@ -24,7 +24,7 @@ from eagle3_data.progress import Progress
 from eagle3_data.records import read_json
 from eagle3_data.samples import SampleFile
 from eagle3_data.states import file_checksum
-from eagle3_data.store import ABANDONED_S, Store, last_change
+from eagle3_data.store import ABANDONED_S, Sidecar, Store, last_change
 
 IDENTITY = "identity.json"
 DAY_S = 86400.0
@@ -125,12 +125,7 @@ def summarize(store: Store, *, count_tokens: bool = False) -> Summary:
 
 
 def _tokens_of(store: Store, key: str) -> int:
-    tokens = store.read_sidecar(key).get("tokens")
-    if not isinstance(tokens, int):
-        raise InputError(
-            f"{store.sidecar_path(key)} does not say how many tokens its sample has; see `verify`"
-        )
-    return tokens
+    return store.read_sidecar(key).tokens
 
 
 # ---- whether it is what was written
@@ -167,24 +162,24 @@ def fault_of(store: Store, key: str) -> Fault | None:
             if not os.access(file, os.R_OK):
                 return Fault(key, f"{file.name} may not be read; it belongs to {owner_of(file)}", False)
         sidecar = store.read_sidecar(key)
-        if (sidecar["key"], sidecar["extraction_id"]) != (key, store.extraction_id):
-            return Fault(key, f"its sidecar is that of {sidecar['extraction_id']}/{sidecar['key']}")
+        if (sidecar.key, sidecar.extraction_id) != (key, store.extraction_id):
+            return Fault(key, f"its sidecar is that of {sidecar.extraction_id}/{sidecar.key}")
         text = file_fault(path, sidecar)
-    except (InputError, OSError, LookupError, TypeError, ValueError) as error:
+    except (InputError, OSError) as error:
         text = f"it cannot be read: {headline(error)}"
     return Fault(key, text) if text else None
 
 
-def file_fault(path: Path, sidecar: dict[str, Any]) -> str:
+def file_fault(path: Path, sidecar: Sidecar) -> str:
     """How a file differs from the states that a sidecar describes; empty if it does not. `path` may be a copy
-    outside of the store. Raises OSError, KeyError."""
+    outside of the store. Raises OSError."""
     if text := _irregular(path):
         return text
-    size, expected = path.stat().st_size, sidecar["size_bytes"]
+    size, expected = path.stat().st_size, sidecar.size_bytes
     if size != expected:
         return f"{size:,} bytes, {expected:,} were written"
-    checksum, expected = file_checksum(path), sidecar["xxh3_128"]
-    return "" if checksum == expected else f"its checksum is {checksum}, that of what was written {expected}"
+    checksum, written = file_checksum(path), sidecar.xxh3_128
+    return "" if checksum == written else f"its checksum is {checksum}, that of what was written {written}"
 
 
 def _irregular(path: Path) -> str:

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from eagle3_data.batch_index import SampleName
@@ -46,6 +47,11 @@ class OpenBatch:
     """Whether nothing but the failed samples themselves is to blame."""
     left_out: bool = False
     """Whether the failed samples are knowingly gone without."""
+
+    @cached_property
+    def sample_ids(self) -> dict[str, str]:
+        """By key."""
+        return {name.key: name.sample_id for name in reversed(self.samples)}
 
     @property
     def state(self) -> State:
@@ -92,6 +98,7 @@ class Outcomes:
         self._max_failed_fraction = max_failed_fraction
         self._batches: dict[str, OpenBatch] = {}
         self._batches_of: dict[str, list[str]] = {}
+        self._earlier: dict[str, Counter[str]] = {}
         self._unwritten: dict[Path, Record] = {}
         self.tokens = self.size_bytes = self.extracted = self.failures = self.found_in_store = 0
 
@@ -146,8 +153,8 @@ class Outcomes:
             outcome.all_of_their_own &= own
             outcome.causes[failure.summary] += 1
             path = self._paths.failure(batch, self._number, key)
-            sample_id = next(sample.sample_id for sample in outcome.samples if sample.key == key)
-            attempt = 1 + sum(earlier != path for earlier in self._paths.failures(batch, key))
+            sample_id = outcome.sample_ids[key]
+            attempt = 1 + self._earlier_failures(batch)[key]
             record = FailureRecord(
                 **vars(self._facts),
                 **vars(self._failure_facts),
@@ -160,6 +167,12 @@ class Outcomes:
             )
             self._write(path, record)
             outcome.failed[key] = str(path)
+
+    def _earlier_failures(self, batch: str) -> Counter[str]:
+        """How often each sample failed in other passes, by key; looked up at a batch's first failure."""
+        if batch not in self._earlier:
+            self._earlier[batch] = self._paths.failure_counts(batch, self._number)
+        return self._earlier[batch]
 
     def finish(self, shared: Failure | None) -> None:
         """No more samples will come. `shared` is what ended the pass early, if something did: then the next

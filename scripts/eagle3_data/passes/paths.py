@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +54,10 @@ class ExtractionPaths:
         """One failed sample in one pass; kept over later passes."""
         return self.root / "failures" / batch / f"{number}-{key}.json"
 
-    def failures(self, batch: str, key: str) -> list[Path]:
-        """Failure records of a sample in all passes."""
-        return sorted(self.root.glob(f"failures/{batch}/*-{key}.json"))
+    def failure_counts(self, batch: str, number: str) -> Counter[str]:
+        """How many failure records each sample of a batch has of other passes than `number`, by key."""
+        names = (path.stem.partition("-") for path in self.root.glob(f"failures/{batch}/*-*.json"))
+        return Counter(key for other, _, key in names if other != number)
 
     def failure_summary(self, batch: str, number: str) -> Path:
         """What one pass failed to do of a batch, in short."""

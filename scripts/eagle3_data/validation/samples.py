@@ -13,7 +13,7 @@ from eagle3_data.errors import Eagle3DataError, SampleError, message_of
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.samples import Sample
 from eagle3_data.states import States, file_checksum, number_problems, open_states, structure_problems
-from eagle3_data.store import Store
+from eagle3_data.store import Sidecar, Store
 from eagle3_data.validation.head import Head
 from eagle3_data.validation.verdict import AppliedProof
 
@@ -78,7 +78,7 @@ def validate_samples(
                 f" ({message_of(error.__cause__)})" if error.__cause__ else ""
             )
             continue
-        verdict.size_bytes += sidecar["size_bytes"]
+        verdict.size_bytes += sidecar.size_bytes
         if twin := shared.twin_of(sample, states):
             verdict.rejected[sample.key] = (
                 f"shared-rows: its last state equals that of sample {twin}, whose tokens before it differ"
@@ -88,7 +88,7 @@ def validate_samples(
             (
                 sample.key,
                 torch.from_numpy(states.values(slice(-1, None), -1).copy()[0]),
-                sidecar["greedy_token"],
+                sidecar.greedy_token,
             )
         )
     if isinstance(head, Unknown):
@@ -109,13 +109,17 @@ def validate_samples(
 
 def _open_checked(
     sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int
-) -> tuple[States, dict[str, Any]]:
+) -> tuple[States, Sidecar]:
     path = store.states_path(sample.key)
     try:
         sidecar, states = store.read_sidecar(sample.key), open_states(path)
     except Eagle3DataError as error:
         raise SampleError(f"unreadable: {message_of(error)}") from error.__cause__
-    if path.stat().st_size != sidecar["size_bytes"] or file_checksum(path) != sidecar["xxh3_128"]:
+    if not 0 <= sidecar.greedy_token < 2**31:
+        raise SampleError(f"greedy-token: the engine's next token cannot have been {sidecar.greedy_token}")
+    if (sidecar.key, sidecar.extraction_id) != (sample.key, identity.extraction_id):
+        raise SampleError(f"sidecar: it is that of {sidecar.extraction_id}/{sidecar.key}")
+    if path.stat().st_size != sidecar.size_bytes or file_checksum(path) != sidecar.xxh3_128:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     problems = structure_problems(
         states, sample.token_ids, len(identity.layers), hidden_size, identity.dtype
