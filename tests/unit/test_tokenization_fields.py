@@ -165,6 +165,22 @@ def test_what_has_a_meaning_and_is_not_used_is_said_to_be_ignored(field, value):
     assert notices({"messages": talk("hi", "arr"), field: value}) == [(f"ignored-field {field}", 1)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("refusal", "I cannot."),
+        ("function_calls", "f()"),
+        ("reasoning", {"text": "Hm."}),
+        ("reasoning_details", [{"text": "Hm."}]),
+        ("weight", 0.5),
+    ],
+)
+def test_what_has_a_meaning_in_a_turn_and_is_not_used_is_said_to_be_ignored(name, value):
+    turns = [user("hi"), assistant("arr", **{name: value}), user("hi"), assistant("arr", **{name: value})]
+    assert notices({"messages": turns}) == [(f"ignored-field {name} of a turn", 2)]
+    assert notices({"messages": [user("hi"), assistant("arr", **{name: None})]}) == []
+
+
 def test_what_is_only_about_a_row_or_repeats_it_is_no_loss():
     about = {
         "id": 1,

@@ -145,3 +145,16 @@ def test_a_weight_draws_the_same_share_in_every_run():
     drawn = [index for index in range(2000) if is_drawn(source, index)]
     assert 0.22 < len(drawn) / 2000 < 0.28
     assert drawn[:5] == [0, 3, 6, 7, 13]
+
+
+def test_a_row_that_finds_no_memory_is_named(monkeypatch):
+    tiny = Tiny("chatml")
+
+    def encode(text, borders):
+        raise MemoryError
+
+    monkeypatch.setattr(tiny.tokenizer.backend, "encode", encode)
+    with pytest.raises(
+        InputError, match=r"talks\.jsonl, line 1: there is not enough memory to tokenize this row"
+    ):
+        tiny.outcome({"messages": talk("Hi", "Ho")})

@@ -19,6 +19,7 @@ from eagle3_data.tokenization.reading.fields import (
     SYSTEMS,
     TURNS,
     Fields,
+    ignored_in_turns,
     texts_of,
 )
 from eagle3_data.tokenization.reading.media import (
@@ -152,7 +153,7 @@ def _conversation(turns: Turns, fields: Fields, source: Source) -> Conversation:
     tools = _tools(fields, source)
     notices += [Notice("untrained-turn", count=len(untrained))] if untrained else []
     notices += [Notice("chosen-answer")] if CHOSEN in fields.used else []
-    notices += [*fields.ignored(texts), *_misnamed(fields.row, source)]
+    notices += [*fields.ignored(texts), *ignored_in_turns(turns), *_misnamed(fields.row, source)]
     return Conversation(messages, tools, untrained, tuple(notices))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from eagle3_data.config import Source
@@ -63,6 +64,26 @@ MEANINGFUL = frozenset(
 """Fields whose content belongs to the conversation, or changes how it is rendered or trained, in a known
 family of data sets. What is only about a row, such as its id, source, topic or score, is not among them."""
 
+MEANINGFUL_IN_TURNS = frozenset(
+    (
+        *(
+            "refusal",
+            "thought",
+            "thoughts",
+            "think",
+            "cot",
+            "reasoning_details",
+            "thinking_blocks",
+            "analysis",
+        ),
+        *("function_calls", "functions", "tools", "documents", "citations", "prefix", "system"),
+    )
+)
+"""Fields of a turn that hold more of what is said in it, in a known family of data sets or interface."""
+
+TEXTS_OF_TURNS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a turn that are used where they are texts."""
+
 
 class Fields:
     """A row's fields, and which of them were used."""
@@ -112,6 +133,21 @@ class Fields:
             and _says_something(value)
             and not _repeats(value, texts, within=as_one or name in ANSWERS_OF_TABLES)
         )
+
+
+def ignored_in_turns(turns: Sequence[dict[str, Any]]) -> tuple[Notice, ...]:
+    """The meaningful fields of turns that are not used."""
+    found = Counter(
+        name for turn in turns for name in turn.keys() & MEANINGFUL_IN_TURNS if _says_something(turn[name])
+    )
+    for turn in turns:
+        for name in TEXTS_OF_TURNS:
+            if not isinstance(turn.get(name), (str, type(None))) and _says_something(turn[name]):
+                found[name] += 1
+        weight = turn.get("weight")
+        if isinstance(weight, float) and weight not in (0, 1):
+            found["weight"] += 1
+    return tuple(Notice("ignored-field", f"{name} of a turn", count) for name, count in sorted(found.items()))
 
 
 def missing(row: dict[str, Any], names: tuple[str, ...], key: str) -> BadRowError:
