@@ -86,12 +86,14 @@ def tokens_directory(wildcards):
 
 
 def target_files(wildcards):
-    """What a change of re-describes the target. A missing file is left to the script, which explains it."""
+    """What a change of re-describes the target. A file that is missing or that may not be read is left to the
+    script, which explains it."""
     directory = Path(CONFIG.target.path)
     if directory.parent == Path("demo"):
         return [str(directory)]
     patterns = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.py")
-    return sorted(str(path) for pattern in patterns for path in directory.glob(pattern))
+    paths = (path for pattern in patterns for path in directory.glob(pattern))
+    return sorted(str(path) for path in paths if os.access(path, os.R_OK))
 
 
 def source_files(wildcards):

@@ -40,7 +40,7 @@ def weight_problems(files: list[Path], weight_map: Mapping[str, str] | None) -> 
         try:
             tensors[file.name] = tensor_names(file)
         except ValueError as error:
-            problems.append(f"{file.name} {error}")
+            problems.append(f"{file.name} {message_of(error)}")
         except OSError as error:
             problems.append(f"{file.name} cannot be read ({error.strerror}); check its permissions")
     if weight_map is None:

@@ -8,6 +8,7 @@ import pytest
 from checked_targets import LLAMA
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
+from eagle3_data.compatibility.run import tokenizer as tokenizer_check
 from eagle3_data.compatibility.run.own_tokenizers import split_pattern
 from eagle3_data.compatibility.run.remote_code import check_remote_code
 from eagle3_data.compatibility.run.tokenizer import check_tokenizer
@@ -259,6 +260,19 @@ def test_what_ends_an_answer_and_what_ends_generation_must_be_one(tmp_path):
     (finding,) = findings(tmp_path)
     assert (finding.id, finding.level) == ("turn-end-not-eos", "warn")
     assert f"'<|im_end|>' ({ids['<|im_end|>']})" in finding.title and "'<|endoftext|>'" in finding.title
+
+
+def test_a_tokenizer_that_raises_leaves_what_it_was_asked_for_unknown(tmp_path, monkeypatch):
+    class Raising:
+        def __getattr__(self, name):
+            raise NotImplementedError(name)
+
+    monkeypatch.setattr(tokenizer_check, "load_checkpoint_tokenizer", lambda *_: Raising())
+    found = findings(tmp_path)
+    assert {(f.id, f.level) for f in found} == {("tokenizer-not-compared", "unknown")}
+    assert all("NotImplementedError" in f.title for f in found)
+    for what in ("special tokens", "token ids", "end token", "chat template"):
+        assert any(what in f.title for f in found)
 
 
 # --- Mistral's tekken.json

@@ -13,7 +13,11 @@ from safetensors.numpy import save_file
 
 from eagle3_data.compatibility.run.arithmetic import check_tensor_parallel, positions_of
 from eagle3_data.compatibility.run.static import Model
-from eagle3_data.errors import InputError
+from eagle3_data.engines.base import EngineSettings
+from eagle3_data.engines.log import with_damaged_weights
+from eagle3_data.engines.process import EngineProcess
+from eagle3_data.errors import EngineError, InputError
+from eagle3_data.failures import describe_situation
 from eagle3_data.target import describe_target, fingerprint_of, read_model_config
 
 CONFIG = {
@@ -161,6 +165,34 @@ def test_a_file_without_read_permission_is_named(checkpoint, monkeypatch, name):
     monkeypatch.setattr(io, "open", guarded)
     told = refusal(checkpoint)
     assert name in told and "Permission denied" in told and "check its permissions" in told
+
+
+@pytest.mark.parametrize(
+    "message", ["Error while deserializing header: header too large", "a weight file is cut short"]
+)
+def test_a_load_that_fails_for_a_damaged_weight_file_names_the_file(checkpoint, tmp_path, message):
+    failure = describe_situation(
+        EngineError, "the engine did not start", causes=(f"SafetensorError: {message}",)
+    )
+    whole = with_damaged_weights(failure, checkpoint)
+    assert whole == failure
+    cut(checkpoint / SECOND, 0.5)
+    named = with_damaged_weights(failure, checkpoint)
+    assert SECOND in named.causes[0] and "is cut short" in named.causes[0]
+    assert named.causes[1:] == failure.causes and "again" in named.remedy
+    other = describe_situation(EngineError, "out of memory")
+    assert with_damaged_weights(other, checkpoint) == other
+
+
+def test_the_engines_process_names_the_damaged_weight_file_of_its_own_model(checkpoint, tmp_path):
+    cut(checkpoint / SECOND, 0.5)
+    settings = EngineSettings("no:Engine", str(checkpoint), (2,), "bfloat16", 1, 64, False, str(tmp_path))
+    process = EngineProcess(settings, tmp_path / "engine.log")
+    try:
+        explained = process.explain(describe_situation(EngineError, "SafetensorError: header too large"))
+    finally:
+        process.kill()
+    assert SECOND in explained.causes[0]
 
 
 def test_mistrals_tokenizer_file_alone_is_a_tokenizer_and_its_checkpoint_format_is_refused(checkpoint):

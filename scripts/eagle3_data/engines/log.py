@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from eagle3_data.diagnosis import diagnose
+from eagle3_data.errors import InputError, headline
 from eagle3_data.failures import Failure
+from eagle3_data.target import check_weights
 
 READ_BYTES = 4 << 20
 """How much of the end of a log is looked at."""
@@ -21,6 +23,9 @@ KERNELS = re.compile(
 )
 """How vLLM says what it chose: its model runner, attention and MoE backends, linear kernels."""
 
+WEIGHTS = re.compile(r"safetensor|weight file|header too large|incomplete metadata", re.IGNORECASE)
+REPAIR = "download the files named in the first cause again, then run the same command"
+
 
 def with_root_cause(failure: Failure, log: Path, start: int = 0) -> Failure:
     """The failure with the log's first real cause in front of its causes, the remedy, and the lines that
@@ -31,6 +36,18 @@ def with_root_cause(failure: Failure, log: Path, start: int = 0) -> Failure:
     is_known = diagnosis.cause in (failure.headline, *failure.causes)
     causes = failure.causes if is_known else [diagnosis.cause, *failure.causes]
     return replace(failure, causes=causes, remedy=diagnosis.remedy, excerpt=diagnosis.excerpt)
+
+
+def with_damaged_weights(failure: Failure, directory: Path) -> Failure:
+    """The failure of a load, with the weight file of checkpoint `directory` that is damaged in front of its
+    causes: vLLM says what is wrong with a file and not which one it is."""
+    if not WEIGHTS.search("\n".join((failure.headline, *failure.causes))):
+        return failure
+    try:
+        check_weights(directory)
+    except InputError as error:
+        return replace(failure, causes=[headline(error), *failure.causes], remedy=REPAIR)
+    return failure
 
 
 def reported_kernels(log: Path, start: int = 0) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eagle3_data.child import Child
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
-from eagle3_data.engines.log import reported_kernels, with_root_cause
+from eagle3_data.engines.log import reported_kernels, with_damaged_weights, with_root_cause
 from eagle3_data.errors import EngineError
 from eagle3_data.failures import Failure, describe_situation
 
@@ -30,6 +30,7 @@ class EngineProcess:
 
     def __init__(self, settings: EngineSettings, log: Path) -> None:
         self.log = log
+        self._model = Path(settings.model_path)
         self._log_start = log.stat().st_size if log.exists() else 0
         ours, theirs = socket.socketpair()
         with theirs:
@@ -78,8 +79,10 @@ class EngineProcess:
         )
 
     def explain(self, failure: Failure) -> Failure:
-        """The failure with its root cause, where this engine's own part of the log tells it."""
-        return with_root_cause(failure, self.log, self._log_start)
+        """The failure with its root cause, where this engine's own part of the log tells it, and with the
+        name of a damaged weight file."""
+        failure = with_root_cause(failure, self.log, self._log_start)
+        return with_damaged_weights(failure, self._model)
 
     def show_stacks(self) -> None:
         """Have the engine's process write into its log where each of its threads is; for one that hangs."""

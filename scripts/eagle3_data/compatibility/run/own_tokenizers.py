@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.checkpoint_tokenizer import TEKKEN
+from eagle3_data.errors import headline
 from eagle3_data.findings import Level
 
 PROBES = {
@@ -69,7 +70,7 @@ def own_tokenizers(directory: Path, code_is_used: bool) -> Iterator[OwnTokenizer
             try:
                 yield read(path)
             except Exception as error:  # noqa: BLE001  whatever a damaged or unknown file makes a library raise
-                yield f"{path.name} could not be compared: {type(error).__name__}: {error}"
+                yield f"{path.name} could not be compared: {headline(error)}"
 
 
 def _from_tokenizers(path: Path) -> OwnTokenizer:

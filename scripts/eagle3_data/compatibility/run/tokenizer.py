@@ -3,6 +3,7 @@ runs after the static part."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,25 @@ def check_tokenizer(
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer's loader raises is the finding
         return [_unusable(target, error)]
     files = TokenFiles(Path(target))
-    return [
-        *_ids_below(tokenizer, vocab_size, target),
-        *_round_trips(tokenizer, target),
-        *check_token_ids(files, tokenizer.get_vocab()),
-        *check_agreement(files, tokenizer),
-        *check_end(files, tokenizer),
-        *_template(tokenizer, vocab_size, files, tokenization),
-    ]
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "ids are below the vocabulary's size": lambda: _ids_below(tokenizer, vocab_size, target),
+        "special tokens are tokens of their own": lambda: _round_trips(tokenizer, target),
+        "files agree about token ids": lambda: check_token_ids(files, tokenizer.get_vocab()),
+        "tokenizers agree": lambda: check_agreement(files, tokenizer),
+        "the end token ends generation": lambda: check_end(files, tokenizer),
+        "the chat template renders": lambda: _template(tokenizer, vocab_size, files, tokenization),
+    }
+    return [finding for what, check in checks.items() for finding in _judged(what, check, target)]
+
+
+def _judged(what: str, check: Callable[[], list[Finding]], target: str) -> list[Finding]:
+    """What a check finds, or that it could not judge: a checkpoint's own tokenizer may do anything."""
+    try:
+        return check()
+    except Exception as error:  # noqa: BLE001 - whatever the tokenizer raises is the reason
+        title = f"whether {what} could not be judged: {headline(error)}"
+        remedy = "look at the rendered samples (samples.html) before training on them"
+        return [Finding("tokenizer-not-compared", "unknown", title, target, remedy=remedy)]
 
 
 def _unusable(target: str, error: Exception) -> Finding:
