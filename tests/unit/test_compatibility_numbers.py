@@ -355,3 +355,10 @@ def test_a_clean_report_says_so():
 def test_the_nearest_existing_directory_stands_for_a_store_that_is_not_made_yet(tmp_path):
     assert arithmetic.existing_parent(tmp_path / "a" / "b") == tmp_path
     assert arithmetic.existing_parent(Path("/")) == Path("/")
+
+
+def test_every_id_is_explained_in_the_documentation_and_no_other():
+    page = (PACKAGE.parents[1] / "docs/compatibility.md").read_text(encoding="utf-8")
+    table = page[page.index("| id | means |") :]
+    first_cells = "".join(line.split("|")[1] for line in table.splitlines())
+    assert set(re.findall(r"`([a-z0-9-]+)`", first_cells)) == IDS
