@@ -19,7 +19,8 @@ sys.path.insert(0, SCRIPTS)
 try:
     from eagle3_data.checkpoints import require
     from eagle3_data.config import load_config, read_config_file, write_sections
-    from eagle3_data.errors import Eagle3DataError
+    from eagle3_data.errors import Eagle3DataError, InputError
+    from eagle3_data.locate import described_files, locate_target, state_of
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
     from eagle3_data.places import check_directory
@@ -59,6 +60,7 @@ try:
 except Eagle3DataError as error:
     raise WorkflowError(str(error))
 
+IS_DEMO_TARGET = CONFIG.target.path in ("demo/tiny-llama", "demo/tiny-kimi")
 RESULTS, LOGS = str(PATHS.results), str(PATHS.logs)
 # What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
 os.environ.setdefault(
@@ -88,12 +90,26 @@ def tokens_directory(wildcards):
 def target_files(wildcards):
     """What a change of re-describes the target. A file that is missing or that may not be read is left to the
     script, which explains it."""
-    directory = Path(CONFIG.target.path)
-    if directory.parent == Path("demo"):
-        return [str(directory)]
-    patterns = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.py")
-    paths = (path for pattern in patterns for path in directory.glob(pattern))
-    return sorted(str(path) for path in paths if os.access(path, os.R_OK))
+    if IS_DEMO_TARGET:
+        return [CONFIG.target.path]
+    try:
+        paths = described_files(locate_target(CONFIG.target.path))
+        return [str(path) for path in paths if os.access(path, os.R_OK)]
+    except InputError:
+        return []
+
+
+def target_path(wildcards):
+    return CONFIG.target.path
+
+
+def target_state(wildcards):
+    """Where the target really lies, and what its files are: times alone do not tell of a link that leads
+    elsewhere, or of files that were replaced by older ones."""
+    try:
+        return "demo" if IS_DEMO_TARGET else state_of(locate_target(CONFIG.target.path))
+    except InputError:
+        return "absent"
 
 
 def source_files(wildcards):

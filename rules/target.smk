@@ -34,6 +34,7 @@ checkpoint describe_target:
     conda:
         "../envs/workflow.yaml"
     params:
-        target=CONFIG.target.path,
+        target=target_path,
+        state=target_state,
     shell:
         'exec "$python" "$scripts/describe_target.py" --target {params.target:q} --output {output:q} 2> {log:q}'

@@ -14,7 +14,7 @@ from eagle3_data.passes.ledger import Gate
 from eagle3_data.passes.outcomes import rejected_path
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
-from eagle3_data.target import TargetDescription
+from eagle3_data.target import TargetDescription, require_described
 from eagle3_data.validation.head import Head, read_head
 from eagle3_data.validation.samples import Unknown, validate_samples
 from eagle3_data.validation.verdict import BatchVerdict
@@ -41,6 +41,7 @@ def main() -> None:
     samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
     trust_remote_code = load_section(arguments.config, "target", Target).trust_remote_code
+    require_described(target, arguments.results / "target.json")
     head = find_head(Path(target.path), trust_remote_code)
     verdict = validate_samples(samples, store, identity, target.hidden_size, head)
     record = BatchVerdict(

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes, hash_json
+from eagle3_data.locate import locate_target
 from eagle3_data.records import Record
 from eagle3_data.weights import LARGEST_HEADER, is_lfs_pointer, weight_problems
 
@@ -53,6 +54,8 @@ class TargetDescription(Record):
     weights_bytes: int
     needs_remote_code: bool
     fingerprint: str
+    resolved_path: str = ""
+    """Where the checkpoint really lay when it was described: `path` may lead through links."""
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -227,11 +230,21 @@ def fingerprint_of(directory: str | Path) -> str:
     return hash_json({"config": kept, "weights": weights, "code": code})
 
 
+def require_described(description: TargetDescription, record: Path) -> None:
+    """Raises InputError where the directory no longer holds the checkpoint that `record` describes: states of
+    two checkpoints must never meet under one fingerprint. Reads what `fingerprint_of` reads."""
+    if fingerprint_of(description.path) != description.fingerprint:
+        raise InputError(
+            f"{description.path} ({os.path.realpath(description.path)}) no longer holds the checkpoint that"
+            f" {record} describes: its files were replaced, or a link leads elsewhere. To use what is there"
+            f" now, delete {record} and run the same command again: the target is described again, and its"
+            " states are extracted. Otherwise put the described checkpoint back"
+        )
+
+
 def describe_target(path: str) -> TargetDescription:
-    """Describe the checkpoint in directory `path`. Raises InputError naming what is wrong and what to do."""
-    if not path:
-        raise InputError("target.path is empty; set it to the checkpoint's directory")
-    directory = Path(path)
+    """Describe the checkpoint that `path` means. Raises InputError naming what is wrong and what to do."""
+    directory = locate_target(path)
     config = read_model_config(directory)
     text = text_config(config)
     layers, hidden_size, vocab_size = (_size(directory, text, key) for key in SIZES)
@@ -239,7 +252,8 @@ def describe_target(path: str) -> TargetDescription:
     check_tokenizer_files(directory)
     check_weights(directory)
     return TargetDescription(
-        path=str(path),
+        path=str(directory),
+        resolved_path=os.path.realpath(directory),
         architecture=architectures[0],
         text_architecture=(architectures_of(text) or architectures)[0],
         model_type=str(config.get("model_type", "unknown")),

@@ -16,11 +16,11 @@ from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.engines.log import reported_kernels, with_root_cause
 from eagle3_data.environment import kernel_packages, machine, shown_variables, vllm_variables
-from eagle3_data.errors import CompatibilityError, EngineError
+from eagle3_data.errors import CompatibilityError, EngineError, InputError
 from eagle3_data.failures import Failure, describe_situation
 from eagle3_data.findings import Finding, Findings, told_failures
 from eagle3_data.hashing import hash_bytes, hash_json
-from eagle3_data.target import TargetDescription
+from eagle3_data.target import TargetDescription, require_described
 
 CANARY_CODE = Path(__file__).parents[1] / "canary"
 ENGINES_CODE = Path(__file__).parents[1] / "engines"
@@ -44,6 +44,16 @@ class Proof:
     findings: tuple[Finding, ...] = ()
     failure: Failure | None = None
     kernels: tuple[str, ...] = ()
+
+
+def prove_target(description: TargetDescription, record: Path) -> Proof:
+    """Whether the checkpoint that is about to be loaded is the one that was described, tokenized for and
+    checked."""
+    try:
+        require_described(description, record)
+    except InputError as error:
+        return Proof(False, failure=describe_situation(InputError, str(error)))
+    return Proof(True)
 
 
 def prove_devices(

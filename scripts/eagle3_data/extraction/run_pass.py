@@ -28,7 +28,7 @@ from eagle3_data.engines.process import EngineProcess
 from eagle3_data.environment import shown_variables
 from eagle3_data.errors import EngineError
 from eagle3_data.extraction.committer import Expected, StatesCommitter
-from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine
+from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine, prove_target
 from eagle3_data.failures import Failure, describe_situation
 from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
@@ -45,6 +45,7 @@ from eagle3_data.passes.stopping import Stop
 from eagle3_data.processes import this_process
 from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import OWNER, Store
 from eagle3_data.target import TargetDescription
@@ -76,7 +77,7 @@ class PassJob:
         identity = self.identity
         return EngineSettings(
             engine=self.extraction.engine,
-            model_path=self.target.path,
+            model_path=self.description.path,
             layers=identity.layers,
             dtype=self.extraction.dtype,
             tensor_parallel=self.extraction.tensor_parallel,
@@ -264,7 +265,7 @@ class PassRun:
         incoming = self._store.open_incoming(writer, this_process())
         self._lease.renew_also(incoming / OWNER)
         say(
-            f"{self._missing} samples to extract from {job.target.path}, layers"
+            f"{self._missing} samples to extract from {job.description.path}, layers"
             f" {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}"
         )
         claims = Claims(self._store, writer)
@@ -314,7 +315,9 @@ class PassRun:
     def _may_load(self, work: Path) -> bool:
         """Whether this job's devices and the canary let the target be loaded."""
         job = self._job
-        proof = prove_devices(job.description, job.extraction, job.compatibility)
+        proof = prove_target(job.description, RunPaths(job.results).target)
+        if proof.holds:
+            proof = prove_devices(job.description, job.extraction, job.compatibility)
         if proof.holds and job.compatibility.canary != "off":
             self._phase = "canary"
             settings, verdicts = job.engine_settings(self._store), self._store.directory / "canary"
@@ -352,7 +355,8 @@ class PassRun:
             layers=list(job.identity.layers),
             requested_layers=None if requested is None else list(requested),
             layer_convention=job.extraction.layer_convention,
-            target=job.target.path,
+            target=job.description.path,
+            target_resolved=os.path.realpath(job.description.path),
             host=socket.gethostname(),
             slurm_job_id=os.environ.get("SLURM_JOB_ID"),
             devices=os.environ.get("CUDA_VISIBLE_DEVICES"),

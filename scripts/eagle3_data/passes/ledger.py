@@ -63,6 +63,8 @@ class Ledger(PassFacts):
     requested_layers: list[int] | None = None
     layer_convention: str = ""
     target: str = ""
+    target_resolved: str = ""
+    """Where the target really lay when the pass was to load it."""
     host: str = ""
     slurm_job_id: str | None = None
     devices: str | None = None
