@@ -75,8 +75,12 @@ rule status:
         'exec "$python" "$scripts/show_status.py" --results {params.results:q} --extraction-id {params.extraction_id:q} --part table 2> {log:q}'
 
 
+onstart:
+    WATCHER.start()
+
+
 onsuccess:
-    summarize()
+    summarize(*next_command())
 
 
 onerror:

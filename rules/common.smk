@@ -23,6 +23,7 @@ try:
     from eagle3_data.locate import described_files, locate_target, state_of
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
+    from eagle3_data.passes.watching import PassWatcher
     from eagle3_data.places import check_directory
     from eagle3_data.records import remove
     from eagle3_data.run_paths import RunPaths
@@ -61,6 +62,7 @@ except Eagle3DataError as error:
     raise WorkflowError(str(error))
 
 IS_DEMO_TARGET = CONFIG.target.path in ("demo/tiny-llama", "demo/tiny-kimi")
+WATCHER = PassWatcher(PATHS.extraction)
 RESULTS, LOGS = str(PATHS.results), str(PATHS.logs)
 # What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
 os.environ.setdefault(
@@ -182,7 +184,15 @@ def extraction_id(wildcards):
     return PLAN.extraction_id()
 
 
+def next_command():
+    """Options that name the command that was given, to ask for what comes next; none after `status`."""
+    asked = set(map(str, workflow.dag_settings.targets))
+    arguments = [argument for argument in sys.argv[1:] if argument not in asked]
+    return () if "status" in asked else ("--command", join(["snakemake", "TARGET", *arguments]))
+
+
 def summarize(*options):
     """What is done, what failed and why, and what to run next: the last lines a user reads."""
+    WATCHER.stop()
     told = ["--results", RESULTS, "--extraction-id", PLAN.extraction_id(), "--part", "summary"]
     subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", *told, *options], check=False)

@@ -37,8 +37,8 @@ def main() -> None:
     if outcome.state != COMPLETE:
         explain(arguments.batch, ledger, outcome, Path(arguments.ledger))
         raise SampleError(
-            f"batch {arguments.batch} is {outcome.state.replace('_', ' ')}; once the cause is mended, the"
-            " same command retries exactly what is missing"
+            f"batch {arguments.batch} is {outcome.state.replace('_', ' ')}. After fixing the cause,"
+            " the same command reruns only what is missing"
         )
     if outcome.left_out:
         cli.say(

@@ -15,6 +15,9 @@ from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
 
 SHOWN_CAUSES = 5
 SHOWN_BATCHES = 20
+RETRY, CONTINUE = "After fixing the cause, rerun only what is missing", "Run what is still missing"
+TARGET = "TARGET"
+"""Stands in a command for what it asks for."""
 
 
 def main() -> None:
@@ -48,6 +51,10 @@ def main() -> None:
         action="store_true",
         help="the run of Snakemake that calls this has failed: say where to look, whatever the counts are",
     )
+    parser.add_argument(
+        "--command",
+        help=f"the command that calls this, with {TARGET} in place of what it asks for: names the next one",
+    )
     arguments = parser.parse_args()
     results: Path = arguments.results
     status = RunStatus(results, arguments.extraction_id, arguments.failed)
@@ -70,15 +77,19 @@ def main() -> None:
     if arguments.part != "table":
         show_counts(results, status, status.tokens)
         refusals = status.refusals()
-        # From another terminal, the counts may be those of an earlier configuration than the one that the
-        # check refused.
-        if (
-            arguments.failed
-            or not all(batch.is_done for batch in status.batches)
-            or (refusals and arguments.extraction_id is None)
-        ):
+        if arguments.failed or (refusals and arguments.extraction_id is None):
+            # From another terminal, the counts may be those of an earlier configuration than the one that
+            # the check refused.
             show_causes(status, refusals, arguments.failed)
             show_command(status)
+        elif arguments.command:
+            show_next(status, arguments.command)
+        elif not all(batch.is_done for batch in status.batches):
+            show_causes(status, refusals, failed=False)
+            if status.causes() or status.lost:
+                show_command(status)
+            elif not status.running():
+                show_command(status, CONTINUE)
 
 
 def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
@@ -126,17 +137,29 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
     if logs:
         print(f"  logs: {', '.join(f'{status.logs}/{name}' for name in logs)}")
     elif failed or not status.running():
-        print(f"  where a rule failed, its log below {status.logs} says why")
+        print(f"  the logs of the rules are below {status.logs}")
 
 
-def show_command(status: RunStatus) -> None:
+def show_next(status: RunStatus, command: str) -> None:
+    """What comes after a run that ended well."""
+    if not all(batch.is_done for batch in status.batches):
+        if status.has_report:
+            print(f"  compatible: the check found nothing that would fail ({status.results}/compatibility)")
+        print("  next, to extract the hidden states:")
+        print(f"    {command.replace(TARGET, 'extract')}")
+    elif not status.has_training_set:
+        print("  next, to validate and assemble the training set:")
+        print(f"    {command.replace(TARGET, 'all')}")
+
+
+def show_command(status: RunStatus, purpose: str = RETRY) -> None:
     """What goes on: the command that was given, as Snakemake tells it, or else the newest pass."""
     if command := os.environ.get("EAGLE3_DATA_COMMAND") or status.command:
         there = "" if status.directory == Path.cwd() else f"cd {quote(str(status.directory))} && "
-        print("  once the cause is mended, this retries exactly what is missing:")
+        print(f"  {purpose}:")
         print(f"    {there}{command}")
     else:
-        print("  once the cause is mended, the command you started it with retries exactly what is missing")
+        print(f"  {purpose} with the command you started it with")
     print("  (after a kill -9 of Snakemake itself, first: snakemake --unlock)")
 
 

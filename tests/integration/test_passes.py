@@ -46,7 +46,7 @@ def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exact
         assert expected in log
     assert "4 of 5 batches extracted" in failed.output
     assert "1 samples: SampleError: this sample is poison" in failed.output
-    assert "snakemake" in failed.output.rsplit("retries exactly what is missing:", 1)[1]
+    assert "snakemake" in failed.output.rsplit("rerun only what is missing:", 1)[1]
     fast.faults = {}
     retried = fast.run("extract")
     assert retried.returncode == 0

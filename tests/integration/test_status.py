@@ -38,7 +38,7 @@ def last_lines(run: Run) -> str:
 
 
 def command_in(told: str) -> str:
-    return told.rpartition("retries exactly what is missing:\n    ")[2].partition("\n")[0]
+    return told.rpartition("rerun only what is missing:\n    ")[2].partition("\n")[0]
 
 
 def test_what_another_plan_extracted_is_never_claimed(finished: Workflow) -> None:

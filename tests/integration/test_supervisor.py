@@ -197,7 +197,7 @@ def test_status_shows_a_running_pass_while_snakemake_holds_its_lock_and_a_table_
     )
     assert table.output.count("4 of 5 batches extracted") == 1
     assert "running:" not in table.output
-    assert " extract\n" in table.output.rpartition("retries exactly what is missing:")[2], (
+    assert " extract\n" in table.output.rpartition("rerun only what is missing:")[2], (
         "not the command that was called, which only looks"
     )
     assert fast.status("--all").count(" extracted ") == 4

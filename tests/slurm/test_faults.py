@@ -23,7 +23,7 @@ pytestmark = [
 
 def assert_it_ends_with(cause: str, output: str) -> None:
     """The last lines of a failed run: the cause, and the command that was called, since that goes on."""
-    told, _, command = output.rpartition("\nresults/")[2].partition("retries exactly what is missing:\n")
+    told, _, command = output.rpartition("\nresults/")[2].partition("rerun only what is missing:\n")
     assert cause in told
     assert "snakemake" in command
     assert "profiles/slurm" in command

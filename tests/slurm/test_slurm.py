@@ -35,7 +35,7 @@ def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(
     assert ledger["versions"]["vllm"]
     assert workflow.targets() == [batch for batch in sorted(workflow.batches()) if batch != "00001"]
     assert "refused for the test" in workflow.log("extract_batch/00001.log")
-    assert "retries exactly what is missing" in failed.output
+    assert "rerun only what is missing" in failed.output
     workflow.faults = {}
     retried = workflow.run("extract")
     assert retried.returncode == 0, retried.output

@@ -201,7 +201,7 @@ def test_rejections_are_causes_also_of_batches_that_no_pass_had_to_extract(tmp_p
         " validation: checksum" in told
     )
     assert "logs/test/validate_batch" in told
-    assert "where a rule failed" not in told
+    assert "the logs of the rules" not in told
 
 
 def finished(records: Records, extraction_id: str = NOW) -> None:
@@ -346,7 +346,7 @@ def test_a_run_that_failed_before_there_are_batches_says_where_to_look_and_what_
 def test_another_terminal_is_told_the_command_of_the_newest_pass(records: Records) -> None:
     records.ledger("001", causes={"00000": "poison"}, command="snakemake an older one")
     records.ledger("002", causes={"00000": "poison"}, command=COMMAND)
-    assert f"this retries exactly what is missing:\n    {COMMAND}\n" in records.status()
+    assert f"After fixing the cause, rerun only what is missing:\n    {COMMAND}\n" in records.status()
     records.lease("003", command="snakemake the one that runs")
     assert "\n    snakemake the one that runs\n" in records.status()
 
@@ -356,7 +356,7 @@ def test_where_the_command_is_not_known_none_is_invented(records: Records, a_pas
     if a_pass:
         records.ledger("001", causes={"00000": "poison"}, command=None)
     told = records.status()
-    assert "the command you started it with retries exactly what is missing" in told
+    assert "rerun only what is missing with the command you started it with" in told
     assert "snakemake --cores" not in told
 
 
@@ -459,7 +459,7 @@ def test_what_a_batch_met_under_another_extraction_is_no_cause(records: Records)
     records.ledger("001", extraction_id=BEFORE, causes={"00000": "of other layers"})
     told = records.status("--extraction-id", NOW, command=COMMAND)
     assert "of other layers" not in told
-    assert "where a rule failed, its log below logs/test says why" in told
+    assert "the logs of the rules are below logs/test" in told
 
 
 def test_a_results_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:

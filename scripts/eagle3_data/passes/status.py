@@ -103,7 +103,7 @@ class RunStatus:
     """
 
     def __init__(self, results: Path, extraction_id: str | None = None, has_failed: bool = False) -> None:
-        self._results, self._has_failed = results, has_failed
+        self.results, self._has_failed = results, has_failed
         self._paths = ExtractionPaths(results / "extraction")
         absolute = Path(os.path.abspath(results))
         self.directory = absolute.parent.parent
@@ -143,9 +143,9 @@ class RunStatus:
             return status(
                 "rejected", f"{len(rejected)} samples are quarantined and extracted anew by the next pass"
             )
-        gate = Gate.find(self._results / f"extraction/batches/{batch}.json")
+        gate = Gate.find(self.results / f"extraction/batches/{batch}.json")
         if gate and gate.fingerprint == self._fingerprints[batch]:
-            verdict = BatchVerdict.find(self._results / f"validation/{batch}.json")
+            verdict = BatchVerdict.find(self.results / f"validation/{batch}.json")
             # other counts: of when more had been left out
             validated = (
                 verdict is not None
@@ -196,16 +196,21 @@ class RunStatus:
     def _rejected(self) -> dict[str, dict[str, str]]:
         """By batch, why validation rejected which keys."""
         records = {
-            path.stem: BatchVerdict.find(path) for path in self._results.glob("validation/rejected/*.json")
+            path.stem: BatchVerdict.find(path) for path in self.results.glob("validation/rejected/*.json")
         }
         return {
             batch: record.rejected for batch, record in records.items() if record and batch in self._entries
         }
 
     @property
+    def has_report(self) -> bool:
+        """Whether the compatibility check found nothing that fails."""
+        return (self.results / "compatibility/report.json").exists()
+
+    @property
     def has_training_set(self) -> bool:
         """Whether one is assembled, of every batch of the plan."""
-        provenance = find_json(self._results / "training_set/provenance.json")
+        provenance = find_json(self.results / "training_set/provenance.json")
         return bool(
             provenance
             and provenance.get("extraction_id") == self.extraction_id
@@ -216,7 +221,7 @@ class RunStatus:
 
     def refusals(self) -> list[str]:
         """What the last check of compatibility failed for, if it failed: then there is no report.json."""
-        directory = self._results / "compatibility"
+        directory = self.results / "compatibility"
         report = (
             None if (directory / "report.json").exists() else Findings.find(directory / "report.failed.json")
         )
