@@ -187,7 +187,12 @@ def extraction_id(wildcards):
 def next_command():
     """Options that name the command that was given, to ask for what comes next; none after `status`."""
     asked = set(map(str, workflow.dag_settings.targets))
-    arguments = [argument for argument in sys.argv[1:] if argument not in asked]
+    arguments = [
+        argument
+        for before, argument in zip(sys.argv, sys.argv[1:])
+        if argument not in asked
+        or before.startswith("-")  # perhaps an option's value, as in `-R extract_pass`
+    ]
     return () if "status" in asked else ("--command", join(["snakemake", "TARGET", *arguments]))
 
 

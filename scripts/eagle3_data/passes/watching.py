@@ -38,7 +38,7 @@ class PassWatcher:
     def look(self, now: float) -> None:
         """Print what is new at `now`, in seconds of any clock."""
         for lease in LeaseFile.find_all(self._paths):
-            record = lease.record
+            record = lease.state
             name, phase = (record.number, str(record.stripe)), record.phase
             said, at = self._said.get(name, ("", now))
             if not lease.live or (said == phase and now - at < LINE_EVERY_S):
