@@ -275,6 +275,20 @@ class Tokenization(Section):
             " trained."
         ),
     )
+    hidden_reasoning: Literal["leave_out", "own_row"] = Field(
+        "leave_out",
+        description=(
+            "Turns whose reasoning the chat template does not show, mostly all but the last: they are trained"
+            " without it, or `own_row` gives each a row that ends with it, if it is shown there."
+        ),
+    )
+    on_unclear_turn: Literal["untrained", "drop"] = Field(
+        "untrained",
+        description=(
+            "A turn whose place in the rendering cannot be proved, or that the template does not show as it"
+            " is: it alone is context and not trained, or the whole conversation is dropped."
+        ),
+    )
     on_bad_row: Literal["error", "drop"] = Field(
         "error", description="A row that cannot be read stops the rule, or is dropped and counted."
     )

@@ -6,7 +6,6 @@ import pytest
 
 from eagle3_data.tokenization import start_encoder
 from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
-from eagle3_data.tokenization.reading.rows import DropError
 from eagle3_data.tokenization.shared_heads import SharedHeads
 from slow_tokenizer import save_slow_tokenizer
 from tiny_tokenizer import SPECIAL, TEMPLATES, Tiny, assistant, call, ids_of, save_tokenizer, talk, turn, user
@@ -105,7 +104,7 @@ def test_a_tokenizer_that_loses_characters_is_a_mismatch():
 
     tiny = Tiny("chatml")
     core_of(tiny).normalizer = normalizers.Lowercase()
-    assert tiny.fate({"messages": talk("Hi", "Hello")}) == "text-mismatch"
+    assert tiny.fate({"messages": talk("Hi", "Hello")}) == "token-mismatch"
 
 
 # Tokenizers without offsets
@@ -183,8 +182,10 @@ def test_a_backend_that_miscounts_is_caught_by_decoding():
             return ids, [cut - 1 for cut in cuts]
 
     backend = Shifted(core_of(Tiny("chatml")))
-    with pytest.raises(DropError, match="text-mismatch"):
-        SpanEncoder(backend).encode("<|im_start|>assistant\nHello<|im_end|>\n", [(22, 37)])
+    encoded = SpanEncoder(backend).encode("<|im_start|>assistant\nHello<|im_end|>\n", [(22, 37)])
+    assert encoded.faults[0].reason == "token-mismatch"
+    assert encoded.faults[0].detail == "the text is 'Hello<|im_end|>', its tokens read 'Hello'"
+    assert 1 not in encoded.mask
 
 
 # Shared heads
@@ -215,13 +216,17 @@ def test_a_head_with_a_border_inside_is_encoded_with_the_rest():
     assert backend.encode(text, [22, len(text) - 1]) == backend._backend.encode(text, [22, len(text) - 1])
 
 
-def test_a_separator_that_touches_its_neighbours_is_not_used():
+def test_a_separator_that_touches_its_neighbours_changes_no_ids():
     from tokenizers import AddedToken
 
     core = metaspace()
     core.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)])
-    assert SharedHeads(FastBackend(core), ["<|end|>"])._separator is None
-    assert SharedHeads(FastBackend(core), ["</s>", ""])._separator.pattern == "</s>"
+    assert SharedHeads(FastBackend(core), [""])._separator is None
+    for separator in ("<|end|>", "</s>"):
+        backend = SharedHeads(FastBackend(core), [separator])
+        for behind in ("  \n Hi", "Hi", " Hi", "\nHi"):
+            text = "USER: " + "Hello! And you? " * 70 + separator + behind
+            assert backend.encode(text, []) == FastBackend(core).encode(text, [])
 
 
 def test_bos_is_put_before_plain_text_once(tmp_path):

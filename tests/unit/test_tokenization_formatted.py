@@ -11,9 +11,8 @@ from eagle3_data.errors import InputError
 from tiny_tokenizer import TEMPLATES, Tiny, assistant, call, ids_of, talk, tiny_directory, turn, user
 
 ALL = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-NO_TURNS_IN_TEXTS = {"merged_system", "no_end_tokens"}
-"""The first opens no turn of the assistant; in the second nothing stands between an answer and a result of a
-tool."""
+NO_TURNS_IN_TEXTS = {"no_end_tokens"}
+"""Nothing stands between an answer and a result of a tool."""
 
 WITH_TOOLS = {"chatml_tools", "im_middle", "im_middle_thinking", "reasoning_stripped", "role_tokens"}
 
@@ -87,9 +86,7 @@ CALLING = {
 
 def rendered(tiny, messages):
     template = tiny.tokenizer.template
-    return template.render(
-        template.call_style.prepare([{"content": None, **message} for message in messages])
-    )
+    return template.render(template.style.prepare([{"content": None, **message} for message in messages]))
 
 
 def as_text(tiny, messages):
@@ -117,6 +114,9 @@ def as_messages(tiny, messages):
 def test_a_rendered_conversation_is_trained_as_its_messages_are(template, name):
     tiny = Tiny(template)
     messages = PLAIN[name]
+    if (template, name) == ("merged_system", "assistant first"):
+        assert tiny.fate({"messages": messages}) == "template-refused"
+        return
     shown = as_text(tiny, messages)
     expected = as_messages(tiny, messages)
     if name == "question at the end":  # as messages it is left out, so that the answer is the last turn
@@ -147,9 +147,8 @@ def test_results_that_nothing_opens_are_never_trained():
     assert as_text(tiny, CALLING["call at the end"]) == as_messages(tiny, CALLING["call at the end"])
 
 
-@pytest.mark.parametrize("template", ["no_end_tokens", "merged_system"])
-def test_a_template_that_does_not_say_where_turns_are_is_an_error(template):
-    tiny = Tiny(template)
+def test_a_template_that_does_not_say_where_turns_are_is_an_error():
+    tiny = Tiny("no_end_tokens")
     with pytest.raises(InputError, match=r"the chat template .* in a text; set the source's `trained: all`"):
         tiny.outcome({"text": rendered(tiny, talk("Hi", "Hello!", "And you?", "Fine."))})
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from eagle3_data.config import Source
-from eagle3_data.tokenization.masking.call_style import CallStyle
+from eagle3_data.tokenization.masking.style import MessageStyle
 from eagle3_data.tokenization.reading.layouts import own_name, read_row
 from eagle3_data.tokenization.reading.rows import (
     BadRowError,
@@ -280,30 +280,37 @@ def test_arguments_that_are_no_object_are_a_fate_where_the_template_needs_one():
     )
 
 
-def strict_about_ids(messages):
-    """A template, as it were, that refuses ids which are not nine letters and digits."""
-    calls = messages[-1]["tool_calls"]
-    return (
-        ""
-        if not all(len(call["id"]) == 9 and call["id"].isalnum() for call in calls)
-        else f"{messages[-1]['content']} {json.dumps(calls)}"
-    )
+def shows(call_text):
+    """A template, as it were, that shows of a conversation only its call, as `call_text` writes it."""
+
+    def render(messages, _tools):
+        calling = [message for message in messages if "tool_calls" in message]
+        return "".join(call_text(message["content"], message["tool_calls"][0]) for message in calling)
+
+    return render
+
+
+def strict_about_ids(content, call):
+    return f"{content} {json.dumps(call)}" if len(call["id"]) == 9 and call["id"].isalnum() else ""
 
 
 @pytest.mark.parametrize(
-    ("render", "style"),
+    ("call_text", "style"),
     [
-        (lambda messages: "", CallStyle()),
-        (strict_about_ids, CallStyle(arguments_as_object=True, null_content="", name_in_id=False)),
+        (lambda content, call: "", MessageStyle()),
+        (strict_about_ids, MessageStyle(null_content="", short_ids=True)),
+        (lambda content, call: str(call), MessageStyle(arguments_as_object=False, null_content=None)),
         (
-            lambda messages: str(messages[-1]["tool_calls"]),
-            CallStyle(arguments_as_object=False, null_content=None, name_in_id=False),
-        ),
-        (
-            lambda messages: messages[-1]["tool_calls"][0]["id"],
-            CallStyle(arguments_as_object=True, null_content=None, name_in_id=True),
+            lambda content, call: call["id"] + call["function"]["arguments"]["k"],
+            MessageStyle(null_content=None, name_in_id=True),
         ),
     ],
 )
-def test_the_style_of_calls_is_learned_from_renderings(render, style):
-    assert CallStyle.learn(render) == style
+def test_the_style_of_calls_is_learned_from_renderings(call_text, style):
+    def render(messages, tools):
+        try:
+            return shows(call_text)(messages, tools)
+        except TypeError:  # as a template that wants an object and is given a text
+            return ""
+
+    assert MessageStyle.learn(render) == style

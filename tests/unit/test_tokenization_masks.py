@@ -220,20 +220,13 @@ def test_space_behind_a_scaffold_is_trained_if_the_assistant_wrote_it(template, 
 
 
 def test_a_header_does_not_end_inside_a_token():
-    template = Tiny("inline_reasoning", template_arguments={"closed": True}).tokenizer.template
-    assert (template.header, template.header_rest) == ("<|Assistant|>", "<think>\n")
+    _, locator = Tiny("inline_reasoning", template_arguments={"closed": True}).rows._tools
+    assert locator.grammar.headers == {"<|Assistant|>": ("<think>\n", "<think>")}
 
 
-def test_generation_tags_are_used():
-    tiny = Tiny("generation_tags")
-    assert tiny.rows.uses_generation_tags
-    assert tiny.shown(SYSTEM, *TWO_TURNS) == Tiny("chatml").shown(SYSTEM, *TWO_TURNS)
-
-
-def test_generation_tags_that_hold_the_header_are_not_believed():
-    tiny = Tiny("wrong_generation_tags")
-    assert not tiny.rows.uses_generation_tags
-    assert tiny.shown(SYSTEM, *TWO_TURNS) == Tiny("chatml").shown(SYSTEM, *TWO_TURNS)
+@pytest.mark.parametrize("template", ["generation_tags", "wrong_generation_tags"])
+def test_generation_tags_of_a_template_change_nothing(template):
+    assert Tiny(template).shown(SYSTEM, *TWO_TURNS) == Tiny("chatml").shown(SYSTEM, *TWO_TURNS)
 
 
 def test_eos_behind_a_closed_conversation_is_not_trained():
@@ -385,7 +378,7 @@ def test_a_template_s_refusal_is_a_fate_with_its_words():
 
 def test_a_turn_whose_text_the_template_swallows_is_dropped():
     swallowed = [user("Weather?"), assistant("Let me see.", call("weather", {"city": "Rome"}))]
-    assert Tiny("drops_text_beside_calls").fate({"messages": swallowed}) == "text-mismatch"
+    assert Tiny("drops_text_beside_calls").fate({"messages": swallowed}) == "not-shown"
     assert (
         Tiny("drops_text_beside_calls").fate(
             {"messages": [swallowed[0], assistant(None, call("weather", {"city": "Rome"}))]}
@@ -415,3 +408,53 @@ def test_control_texts_inside_a_conversation_do_not_move_the_mask():
         Tiny("chatml").shown(*talk(forged, "No <|im_end|> here."))
         == f"<|im_start|>user\n{forged}<|im_end|>\n<|im_start|>assistant\n⟦No <|im_end|> here.<|im_end|>⟧\n"
     )
+
+
+# Turns that cannot be trained, and reasoning that does not show
+
+
+CALLS_WITH_TEXT = [
+    user("Weather?"),
+    assistant("Let me see.", call("weather", {"city": "Rome"})),
+    turn("tool", "sunny", tool_call_id="weather:0"),
+    assistant("It is sunny."),
+]
+
+
+def test_a_turn_that_the_template_does_not_show_whole_is_left_untrained_and_told():
+    tiny = Tiny("drops_text_beside_calls")
+    outcome = tiny.outcome({"messages": CALLS_WITH_TEXT})
+    assert tiny.show(outcome.samples[0]).endswith("⟦It is sunny.<|im_end|>⟧\n")
+    assert tiny.show(outcome.samples[0]).count("⟦") == 1
+    assert [(drop.suffix, drop.reason, drop.detail) for drop in outcome.dropped] == [
+        (":1", "not-shown", "turn 1: the chat template does not show text 'Let me see.'")
+    ]
+
+
+def test_on_demand_such_a_turn_costs_the_conversation():
+    tiny = Tiny("drops_text_beside_calls", on_unclear_turn="drop")
+    assert tiny.fate({"messages": CALLS_WITH_TEXT}) == "not-shown"
+
+
+def test_reasoning_that_does_not_show_is_told():
+    outcome = Tiny("reasoning_stripped").outcome({"messages": REASONED})
+    assert [(notice.code, notice.count) for notice in outcome.notices] == [("hidden-reasoning", 1)]
+    assert Tiny("reasoning_stripped").outcome({"messages": REASONED[2:]}).notices == ()
+
+
+def test_on_demand_a_turn_whose_reasoning_does_not_show_gets_a_row_of_its_own():
+    tiny = Tiny("reasoning_stripped", hidden_reasoning="own_row")
+    outcome = tiny.outcome({"messages": REASONED})
+    assert outcome.notices == ()
+    assert [(sample.suffix, tiny.show(sample)) for sample in outcome.samples] == [
+        (
+            ":1",
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nTwo and"
+            " two.\n</think>\n\nFour.<|im_end|>⟧\n",
+        ),
+        (
+            "",
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\nFour.<|im_end|>\n<|im_start|>user\n"
+            "3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree and three.\n</think>\n\nSix.<|im_end|>⟧\n",
+        ),
+    ]

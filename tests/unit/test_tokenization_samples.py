@@ -95,9 +95,9 @@ def test_a_missing_chat_template_is_an_error_only_where_one_is_needed(row, words
     assert Tiny(None, source={"trained": "all"}).fate({"text": "Hello"}) == "kept"
 
 
-def test_a_template_without_a_header_cannot_find_turns_in_a_text():
+def test_a_template_that_opens_results_with_nothing_shows_no_turns_in_a_text():
     with pytest.raises(InputError, match="set the source's `trained: all`"):
-        Tiny("merged_system").outcome({"text": "[INST] Hi [/INST] Ho"})
+        Tiny("no_end_tokens").outcome({"text": "<|User|>Hi<|Assistant|>Ho"})
 
 
 def test_a_chat_template_can_be_given_in_a_file(tmp_path):
@@ -137,7 +137,7 @@ def test_one_bad_turn_of_many_costs_only_its_own_row():
     swallowed = [user("?"), assistant("Let me see.", call("f", {"a": 1})), user("And?"), assistant("Done.")]
     outcome = Tiny("drops_text_beside_calls", train_on="each").outcome({"messages": swallowed})
     assert [sample.suffix for sample in outcome.samples] == [":3"]
-    assert [(drop.suffix, drop.reason) for drop in outcome.dropped] == [(":1", "text-mismatch")]
+    assert [(drop.suffix, drop.reason) for drop in outcome.dropped] == [(":1", "not-shown")]
 
 
 def test_a_weight_draws_the_same_share_in_every_run():

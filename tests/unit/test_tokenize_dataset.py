@@ -258,7 +258,7 @@ def test_turns_that_are_dropped_from_kept_rows_are_counted(tmp_path):
     )
     assert lines_of_summary[:2] == [
         "3 rows: 3 kept, 0 dropped",
-        "  of these rows 2 turns dropped: 2 x too-long",
+        "  of these rows 2 turns are not trained: 2 x too-long",
     ]
     assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (0, {}, {"too-long": 2})
 

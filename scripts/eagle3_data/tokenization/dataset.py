@@ -216,8 +216,7 @@ def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> dict[str, A
         "class": tokenizer.name,
         "special_ids": list(tokenizer.special_ids),
         "chat_template": hash_bytes(template.source.encode()) if template else None,
-        "generation_tags": tokenize.uses_generation_tags,
-        "stops": list(template.stops) if template else [],
+        "stops": list(tokenize.stops),
     }
 
 

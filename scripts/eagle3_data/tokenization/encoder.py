@@ -2,30 +2,42 @@
 
 A token that straddles the border of a span (a prompt that ends in a line feed before an answer that starts
 with one) would be trained for characters that the assistant did not write. There the text is encoded in
-pieces: the prompt, then the answer, which is also how an engine sees them when it generates. Everywhere else
-the ids are those of the whole text.
+pieces: the prompt, then the answer, which is also how an engine sees them when it generates. Everywhere
+else the ids are those of the whole text. Where a tokenizer cannot encode a piece as a part of the whole,
+the ids stay those of the whole and the token across the border is not trained.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, compress, pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
 from eagle3_data.tokenization.reading.rows import DropError
 
 MOST_TOKENS_OF_A_CHARACTER = 8
 
+BEFORE_A_PIECE, PIECES = "Hello, 1\n", ("World 2", "(a) b")
+"""Texts that no tokenizer merges, with which it is tried whether it encodes a piece as a part of the
+whole."""
+
+AROUND = 40
+"""Characters of an expected and a found text that a message shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids [T] and their loss mask [T] of 0 and 1. `cut`: the text has further tokens, which are not
-    wanted."""
+    """Token ids [T] and their loss mask [T] of 0 and 1.
+
+    `faults`: numbers of the spans that are not trained since their tokens do not read as their text, and why.
+    `cut`: the text has further tokens, which are not wanted.
+    """
 
     ids: list[int]
     mask: bytes
+    faults: Mapping[int, DropError] = field(default_factory=dict)
     cut: bool = False
 
 
@@ -35,6 +47,10 @@ class Backend(Protocol):
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         """Token ids, and for each border (character positions, ascending) the number of tokens before it,
         None if a token straddles it."""
+
+    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
+        """The first token that begins behind a border which a token straddles, and the character with which
+        it does; None if that is not known."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens written out."""
@@ -65,6 +81,14 @@ class FastBackend:
             raise
         ids = encoding.ids
         return ids, [self._tokens_before(encoding, ids, border, text) for border in borders]
+
+    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        for place in range(border, len(text)):
+            token = encoding.char_to_token(place)
+            if token is not None and encoding.token_to_chars(token)[0] >= border:
+                return int(token), int(encoding.token_to_chars(token)[0])
+        return None
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -104,6 +128,9 @@ class SlowBackend:
             return ids, list(accumulate(map(len, parts[:-1])))
         return ids, [self._tokens_before(text, ids, border) for border in borders]
 
+    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
+        return None
+
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -128,26 +155,49 @@ class SlowBackend:
 
 
 class SpanEncoder:
-    """Encodes rendered conversations. Raises DropError("text-mismatch") where the trained tokens do not read
-    as the trained text."""
+    """Encodes rendered conversations."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, anchors: Sequence[str] = ()) -> None:
+        """`anchors`: texts of special tokens. Behind one of them a piece is encoded where the tokenizer
+        would put a blank before it otherwise."""
         self._backend = backend
+        self._anchor = next(
+            (
+                anchor
+                for anchor in ("", *anchors)
+                if all(_continues(backend, anchor, piece) for piece in PIECES)
+            ),
+            None,
+        )
 
     def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
         """Ids of `text` and a mask of 1 for the tokens of `spans` (character start and end, ascending, not
         overlapping)."""
         borders = [border for span in spans for border in span]
         ids, cuts = self._backend.encode(text, borders)
-        if None in cuts:
+        if None in cuts and self._anchor is not None:
             ids, cuts = self._in_pieces(text, borders, cuts)
         mask = bytearray(len(ids))
-        for start, end in zip(cuts[::2], cuts[1::2], strict=True):
-            if start is None or end is None:
-                raise DropError("text-mismatch", "a token straddles the border of a turn")
-            mask[start:end] = b"\x01" * (end - start)
-        self._check("".join(text[start:end] for start, end in spans), list(compress(ids, mask)))
-        return Encoded(ids, bytes(mask))
+        faults: dict[int, DropError] = {}
+        for number, (start, end) in enumerate(spans):
+            first, last = cuts[2 * number], cuts[2 * number + 1]
+            try:
+                if first is None:
+                    first, start = self._behind(text, start, end)
+                if last is None:
+                    raise DropError("token-mismatch", "a token lies across the end of the turn")
+                self._check(text[start:end], ids[first:last])
+                mask[first:last] = b"\x01" * (last - first)
+            except DropError as fault:
+                faults[number] = fault
+        return Encoded(ids, bytes(mask), faults)
+
+    def _behind(self, text: str, start: int, end: int) -> tuple[int, int]:
+        """The first token wholly inside a span, and its first character."""
+        found = self._backend.next_token(text, start)
+        if found is None or found[1] >= end:
+            raise DropError("token-mismatch", "a token lies across the beginning of the turn")
+        return found
 
     def _in_pieces(
         self, text: str, borders: Sequence[int], cuts: Sequence[int | None]
@@ -162,7 +212,10 @@ class SpanEncoder:
         ]
         for start, end in pairwise(breaks):
             inside = [border for border in borders if start <= border <= end]
-            piece, places = self._backend.encode(text[start:end], [border - start for border in inside])
+            anchor = (self._anchor or "") if start else ""
+            piece, places = encode_behind(
+                self._backend, anchor, text[start:end], [border - start for border in inside]
+            )
             counts |= {
                 border: None if place is None else len(ids) + place
                 for border, place in zip(inside, places, strict=True)
@@ -172,11 +225,45 @@ class SpanEncoder:
 
     def _check(self, expected: str, trained: list[int]) -> None:
         decoded = self._backend.decode(trained)
-        if decoded != expected and _comparable(decoded) != _comparable(expected):
-            raise DropError("text-mismatch", "the trained tokens do not decode to the assistant's text")
+        if decoded != expected and (one := _comparable(decoded)) != (other := _comparable(expected)):
+            place = max(0, common_prefix_length(one, other) - AROUND // 2)
+            text, tokens = other[place : place + AROUND], one[place : place + AROUND]
+            raise DropError("token-mismatch", f"the text is {text!r}, its tokens read {tokens!r}")
+
+
+def encode_behind(
+    backend: Backend, anchor: str, text: str, borders: Sequence[int]
+) -> tuple[list[int], list[int | None]]:
+    """Ids of `text` as they are behind `anchor`, and the number of them before each border."""
+    if not anchor:
+        return backend.encode(text, borders)
+    length = len(anchor)
+    ids, cuts = backend.encode(anchor + text, [length, *(border + length for border in borders)])
+    first = cuts[0]
+    if first is None:
+        raise DropError("token-mismatch", f"the token {anchor} merges with the text behind it")
+    return ids[first:], [None if cut is None else cut - first for cut in cuts[1:]]
+
+
+def _continues(backend: Backend, anchor: str, piece: str) -> bool:
+    """Whether a piece encoded behind `anchor` continues a text as it does when encoded with it."""
+    try:
+        behind = encode_behind(backend, anchor, piece, [])[0]
+    except DropError:
+        return False
+    return backend.encode(BEFORE_A_PIECE + piece, [])[0] == backend.encode(BEFORE_A_PIECE, [])[0] + behind
+
+
+def common_prefix_length(one: str, other: str) -> int:
+    """By bisection: comparing slices is far faster than comparing characters."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _comparable(text: str) -> str:
-    """A text as a tokenizer with a normalizer sees it: composed characters, no blank at the ends
-    (SentencePiece puts one there, or takes it away)."""
-    return unicodedata.normalize("NFC", text).strip(" ")
+    """A text as a tokenizer with a normalizer sees it: composed characters, no white space at the ends
+    (SentencePiece puts a blank there, or takes it away; some special tokens swallow it)."""
+    return unicodedata.normalize("NFC", text).strip()

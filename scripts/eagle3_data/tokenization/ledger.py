@@ -52,7 +52,7 @@ class Noticed:
 class LedgerWriter:
     """Writes ledger.parquet as rows come and counts the fates.
 
-    `dropped` counts rows by reason; `dropped_turns` the samples that kept rows lack, with `train_on: each`;
+    `dropped` counts rows by reason; `dropped_turns` the turns of kept rows that are not trained;
     `truncated` the samples that were cut; `without_mask` the kept rows of token ids that are trained whole
     because they have no mask; `notices` what else kept rows lost.
     """
@@ -132,8 +132,9 @@ class LedgerWriter:
     def remarks(self, max_length: int) -> list[str]:
         """Lines for what kept rows have lost, or lack."""
         turns = ", ".join(f"{count} x {reason}" for reason, count in self.dropped_turns.most_common())
+        untrained = self.dropped_turns.total()
         lines = {
-            f"of these rows {self.dropped_turns.total()} turns dropped: {turns}": self.dropped_turns.total(),
+            f"of these rows {untrained} turns are not trained: {turns}": untrained,
             f"{self.truncated} samples cut after tokenization.max_length ({max_length}) tokens": (
                 self.truncated
             ),

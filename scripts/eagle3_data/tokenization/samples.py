@@ -6,27 +6,30 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle3_data.config import Data, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.tokenization.encoder import Encoded, SpanEncoder
+from eagle3_data.tokenization.masking.grammar import Span
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
+from eagle3_data.tokenization.masking.style import Message, Tools
 from eagle3_data.tokenization.masking.template import ChatTemplate, probing
-from eagle3_data.tokenization.masking.turns import Rendering, TurnLocator
+from eagle3_data.tokenization.masking.turns import TurnLocator
 from eagle3_data.tokenization.reading.layouts import own_name, read_row
 from eagle3_data.tokenization.reading.messages import SHOWN
 from eagle3_data.tokenization.reading.near_duplicates import signature_of
 from eagle3_data.tokenization.reading.rows import (
     BadRowError,
     Content,
-    Conversation,
     Drop,
     DropError,
     FormattedText,
+    Notice,
     Outcome,
     Row,
     Sample,
@@ -48,6 +51,15 @@ UNREADABLE = {
 """What errors say of the row that causes them."""
 
 
+@dataclass
+class _Made:
+    """What a row gives."""
+
+    samples: list[Sample] = field(default_factory=list)
+    dropped: list[Drop] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+
+
 class RowTokenizer:
     """Turns rows into outcomes. Every row gets one, whatever it holds; InputError is for faults of the target
     or the configuration."""
@@ -57,15 +69,16 @@ class RowTokenizer:
         self._data = data
         self._settings = settings
         markers = ReasoningMarkers(settings.reasoning_markers)
+        template = tokenizer.template
         with probing():
-            self._tools = (
-                (tokenizer.template, TurnLocator(tokenizer.template, markers)) if tokenizer.template else None
-            )
-        self._encoder = StartEncoder(SpanEncoder(tokenizer.backend), settings.max_length)
+            self._tools = (template, TurnLocator(template, markers)) if template else None
+        encoder = SpanEncoder(tokenizer.backend, template.control_tokens if template else ())
+        self._encoder = StartEncoder(encoder, settings.max_length)
 
     @property
-    def uses_generation_tags(self) -> bool:
-        return self._tools is not None and self._tools[1].uses_generation_tags
+    def stops(self) -> tuple[str, ...]:
+        """Texts of the tokens that end a turn."""
+        return self._tools[1].grammar.stops if self._tools else ()
 
     def __call__(self, row: Row) -> Outcome:
         """The row's fate. Raises InputError if the layout needs a chat template and the target has none."""
@@ -77,18 +90,18 @@ class RowTokenizer:
             value = _value(row)
             name = own_name(value)
             content = read_row(value, source)
-            samples, dropped = self._samples(content, trained=source.trained)
-            signature = signature_of(content) if self._settings.near_duplicates and samples else None
+            made = self._samples(content, trained=source.trained)
+            signature = signature_of(content) if self._settings.near_duplicates and made.samples else None
             whole = isinstance(content, TokenizedRow) and content.whole
             return Outcome(
                 row.source,
                 row.index,
                 name,
-                samples,
-                dropped,
+                tuple(made.samples),
+                tuple(made.dropped),
                 signature=signature,
                 whole=whole,
-                notices=content.notices,
+                notices=(*content.notices, *made.notices),
             )
         except (BadRowError, UnicodeEncodeError, RecursionError) as error:
             told = str(error) if isinstance(error, BadRowError) else UNREADABLE[type(error)]
@@ -110,44 +123,81 @@ class RowTokenizer:
             error.add_note(f"while tokenizing {source.path}, {row.place}")
             raise
 
-    def _samples(self, content: Content, trained: str) -> tuple[tuple[Sample, ...], tuple[Drop, ...]]:
+    def _samples(self, content: Content, trained: str) -> _Made:
         if isinstance(content, TokenizedRow):
-            return (self._sample("", Encoded(content.ids, content.mask)),), ()
+            return _Made([self._sample("", Encoded(content.ids, content.mask))])
         if isinstance(content, FormattedText):
-            return (self._sample("", self._encode_formatted(content.text, trained)),), ()
-        samples, dropped = [], []
-        for suffix, part, wanted in self._parts(content):
+            return _Made([self._sample("", self._encode_formatted(content.text, trained))])
+        template, _ = self._templating("conversations need one")
+        messages = template.style.prepare(content.messages)
+        made = _Made()
+        for suffix, length, wanted in self._parts(messages, content.untrained):
             try:
-                samples.append(self._sample(suffix, self._encode_turns(part, wanted)))
+                self._train(made, suffix, messages[:length], content.tools, wanted)
             except DropError as drop:
-                dropped.append(Drop(suffix, drop.reason, drop.detail))
-        return tuple(samples), tuple(dropped)
+                made.dropped.append(Drop(suffix, drop.reason, drop.detail))
+        rewritten = template.style.rewritten_ids(content.messages, messages)
+        if rewritten:
+            made.notices.append(Notice("rewritten-call-id", count=rewritten))
+        return made
 
-    def _parts(self, conversation: Conversation) -> Iterator[tuple[str, Conversation, Sequence[int]]]:
-        """What to make of a conversation by `train_on`: suffix of the sample id, part of the conversation,
+    def _parts(
+        self, messages: Sequence[Message], untrained: frozenset[int]
+    ) -> Iterator[tuple[str, int, Sequence[int]]]:
+        """What to make of a conversation by `train_on`: suffix of the sample id, how many of the messages,
         the turns to train."""
-        template, locator = self._templating("conversations need one")
-        messages = template.call_style.prepare(conversation.messages)
+        _, locator = self._templating("conversations need one")
         assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if not assistants:
             raise DropError("no-assistant-turn")
         wanted = [index for index in assistants if locator.says_something(messages[index])]
         if not wanted:
             raise DropError("empty", "no turn of the assistant says anything")
-        wanted = [index for index in wanted if index not in conversation.untrained]
+        wanted = [index for index in wanted if index not in untrained]
         if not wanted:
             raise DropError("untrained")
         if self._settings.train_on == "each":
             for index in wanted:
-                yield f":{index}", Conversation(messages[: index + 1], conversation.tools), [index]
+                yield f":{index}", index + 1, [index]
         else:
             # what follows the last trained turn would cost prefill and train nothing
-            part = Conversation(messages[: wanted[-1] + 1], conversation.tools)
-            yield "", part, wanted if self._settings.train_on == "all" else wanted[-1:]
+            yield "", wanted[-1] + 1, wanted if self._settings.train_on == "all" else wanted[-1:]
 
-    def _encode_turns(self, conversation: Conversation, wanted: Sequence[int]) -> Encoded:
+    def _train(
+        self, made: _Made, suffix: str, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]
+    ) -> None:
+        """Add the sample of `messages` in which the turns `wanted` are trained, and say which cannot be.
+        Raises DropError if nothing is left, or with `on_unclear_turn: drop` if a turn is unclear."""
         _, locator = self._templating("conversations need one")
-        return self._encode(locator.locate(conversation.messages, conversation.tools, wanted))
+        rendering = locator.locate(messages, tools, wanted)
+        own_rows = self._own_rows(rendering.hidden_reasoning, messages, tools)
+        turns = {index: span for index, span in rendering.turns.items() if index not in own_rows}
+        encoded, faults = self._encode(rendering.text, turns)
+        unclear = dict(sorted({**rendering.unclear, **faults}.items()))
+        nothing_left = len(faults) == len(turns) and not own_rows
+        if unclear and (nothing_left or self._settings.on_unclear_turn == "drop"):
+            raise next(iter(unclear.values()))
+        made.samples += own_rows.values()
+        made.dropped += [Drop(f":{index}", drop.reason, drop.detail) for index, drop in unclear.items()]
+        if hidden := sum(index in turns for index in rendering.hidden_reasoning):
+            made.notices.append(Notice("hidden-reasoning", count=hidden))
+        if turns:
+            made.samples.append(self._sample(suffix, encoded))
+
+    def _own_rows(
+        self, hidden: Sequence[int], messages: Sequence[Message], tools: Tools
+    ) -> dict[int, Sample]:
+        """With `hidden_reasoning: own_row`, samples of the turns whose reasoning the template shows where
+        they come last, and only there."""
+        _, locator = self._templating("conversations need one")
+        samples = {}
+        for index in hidden if self._settings.hidden_reasoning == "own_row" else ():
+            alone = locator.locate(messages[: index + 1], tools, [index])
+            encoded, faults = self._encode(alone.text, alone.turns)
+            if index + 1 < len(messages) and alone.turns and not alone.hidden_reasoning and not faults:
+                with suppress(DropError):  # too long, say: then it is trained without its reasoning
+                    samples[index] = self._sample(f":{index}", encoded)
+        return samples
 
     def _encode_formatted(self, text: str, trained: str) -> Encoded:
         if trained == "all":
@@ -157,23 +207,28 @@ class RowTokenizer:
                 "the assistant's turns in a text are found by it", ", or set the source's `trained: all`"
             )
             rendering = locator.locate_in_text(text)
-            if not rendering.spans:
+            if not rendering.turns:
                 raise DropError(
                     "no-assistant-turn",
                     "the text has no turn as the target's chat template writes it; for plain text set the"
                     " source's `trained: all`",
                 )
-            encoded = self._encode(rendering)
+            encoded, faults = self._encode(rendering.text, rendering.turns)
+            if faults:
+                raise next(iter(faults.values()))
         prefix = list(self._tokenizer.prefix)
         if encoded.ids[: len(prefix)] == prefix:
             return encoded
         return replace(encoded, ids=prefix + encoded.ids, mask=bytes(len(prefix)) + encoded.mask)
 
-    def _encode(self, rendering: Rendering) -> Encoded:
+    def _encode(self, text: str, turns: Mapping[int, Span]) -> tuple[Encoded, dict[int, DropError]]:
+        """Ids and mask, and the turns whose tokens cannot be trained."""
         with_end = self._settings.train_end_of_turn
-        return self._encoder.encode(
-            rendering.text, [(span.start, span.end if with_end else span.stop) for span in rendering.spans]
+        encoded = self._encoder.encode(
+            text, [(span.start, span.end if with_end else span.stop) for span in turns.values()]
         )
+        indices = list(turns)
+        return encoded, {indices[number]: fault for number, fault in encoded.faults.items()}
 
     def _sample(self, suffix: str, encoded: Encoded) -> Sample:
         return make_sample(suffix, encoded, self._settings, self._tokenizer.vocab_size)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 
-from eagle3_data.tokenization.encoder import Backend
+from eagle3_data.tokenization.encoder import Backend, encode_behind
+from eagle3_data.tokenization.reading.rows import DropError
 
 LEAST_CHARACTERS = 1000
 MOST_CHARACTERS = 200_000
@@ -35,14 +37,25 @@ class SharedHeads:
             return self._backend.encode(text, borders)
         end = found.end()
         head = self._head_ids(text[:end])
-        ids, cuts = self._backend.encode(text[end:], [border - end for border in borders])
+        # behind the separator once more: at the beginning of a text some tokenizers put a blank
+        ids, cuts = encode_behind(self._backend, found[0], text[end:], [border - end for border in borders])
         return [*head, *ids], [None if cut is None else cut + len(head) for cut in cuts]
+
+    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
+        return self._backend.next_token(text, border)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode(ids)
 
 
 def _separates(backend: Backend, separator: str) -> bool:
-    """Whether what stands before and behind the separator may be encoded apart."""
-    before, behind = (backend.encode(text, [])[0] for text in (TRIAL + separator, TRIAL))
-    return before + behind == backend.encode(TRIAL + separator + TRIAL, [])[0]
+    """Whether what stands before and behind the separator may be encoded apart, with and without blanks at
+    the borders."""
+    try:
+        return all(
+            backend.encode(before + separator, [])[0] + encode_behind(backend, separator, behind, [])[0]
+            == backend.encode(before + separator + behind, [])[0]
+            for before, behind in product((TRIAL, TRIAL.strip()), repeat=2)
+        )
+    except DropError:
+        return False

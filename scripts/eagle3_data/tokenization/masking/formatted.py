@@ -10,23 +10,28 @@ Whatever fits neither is no guess but a reason to drop the row.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import NoReturn
 
 from eagle3_data.errors import InputError
-from eagle3_data.tokenization.masking.call_style import NAME, VALID_IDENTITY, Message
-from eagle3_data.tokenization.masking.reasoning import skip_space
-from eagle3_data.tokenization.masking.spans import CALLING, Span, common_prefix_length
-from eagle3_data.tokenization.masking.template import (
+from eagle3_data.tokenization.encoder import common_prefix_length
+from eagle3_data.tokenization.masking.grammar import (
     ANSWER,
+    CALLING,
     MARK,
     NEXT_MARK,
     REASONING_MARK,
+    SYSTEM,
     USER,
-    ChatTemplate,
+    Grammar,
+    Span,
+    marked,
 )
+from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers, skip_space
+from eagle3_data.tokenization.masking.style import NAME, SHORT_IDENTITY, Message
+from eagle3_data.tokenization.masking.template import ChatTemplate
 from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
 from eagle3_data.tokenization.reading.rows import DropError
 
@@ -57,47 +62,36 @@ class Opening:
 class FormattedTurns:
     """Finds the assistant's turns in formatted texts of one template."""
 
-    def __init__(self, template: ChatTemplate, start_of_answer: Callable[[str, int], int]) -> None:
-        """`start_of_answer` tells from the end of a header where the answer behind it begins.
-
-        Raises InputError if the template does not say where a turn begins or ends.
-        """
+    def __init__(self, template: ChatTemplate, grammar: Grammar, markers: ReasoningMarkers) -> None:
+        """Raises InputError if the template does not say where a turn begins or ends."""
         self._template = template
-        self._start_of_answer = start_of_answer
-        if not template.header.strip():
+        self._grammar = grammar
+        self._markers = markers
+        if not grammar.headers:
             raise InputError(
                 "the chat template has no text that opens every turn of the assistant, so turns cannot be"
                 " found in a text; set the source's `trained: all`"
             )
-        opened = template.header + template.lead
-        self._lead = opened[start_of_answer(opened, len(template.header)) :]
-        self._ending = template.attempt(USER, ANSWER).partition(MARK)[2]
+        self._headers = [self._opening(header) for header in grammar.headers]
+        self._ending = self._tail(USER, marked(ANSWER, MARK))
+        self._leads = self._learn_leads()
         openings, self._closing = self._learn_openings()
-        self._has_end_token = bool(template.stop_at(self._closing, skip_space(self._closing, 0)))
+        self._has_end_token = grammar.stop_in(self._closing, 0, len(self._closing)) is not None
         if not self._has_end_token and not all(self._opening(text).marker for text in openings):
             raise InputError(
                 "the chat template closes no turn of the assistant, and what follows one may be opened by"
                 " nothing, so turns' ends cannot be found in a text; set the source's `trained: all`"
             )
-        self._header = self._opening(template.header)
         self._openings = [
             self._opening(text) for text in dict.fromkeys(openings) if self._opening(text).marker
         ]
-        markers = sorted(
-            {self._header.marker, *(opening.marker for opening in self._openings)}, key=len, reverse=True
-        )
-        self._marker = re.compile("|".join(map(re.escape, markers)))
+        found = {opening.marker for opening in (*self._headers, *self._openings)}
+        self._marker = re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))))
         self._preambles = [self._opening(text) for text in dict.fromkeys(self._learn_preambles())]
         self._closings = tuple(dict.fromkeys(self._learn_closings()))
-        call = template.attempt(*template.call_style.prepare([USER, CALLING])).rpartition(template.header)[2]
-        call_end = template.find_stop(call, 0, len(call))
-        self._closers = (
-            {*template.closers, *([call[slice(*call_end)]] if call_end else ())}
-            if template.closers
-            else set()
-        )
+        self._closers = self._learn_closers()
         self._behind_header = reduce(_common_prefix, self._learn_answers()) if "" in self._closings else ""
-        harmless = [re.escape(stop) for stop in template.stops if stop not in self._closers]
+        harmless = [re.escape(stop) for stop in grammar.stops if stop not in self._closers]
         self._nothing = re.compile("|".join((r"\s", *harmless)) if harmless else r"\s")
 
     def locate(self, text: str) -> tuple[Span, ...]:
@@ -109,7 +103,7 @@ class FormattedTurns:
         for position, following in zip(markers, [*markers, None][1:], strict=True):
             if position < behind:
                 continue  # a part of the opening before it
-            if header := self._header.match(text, position):
+            if header := self._header_at(text, position):
                 start, behind = header
                 if not self._may_begin(text, start):
                     _unclear(text, start, "the assistant's header stands inside another turn")
@@ -134,9 +128,26 @@ class FormattedTurns:
                 _unclear(text, position, "a turn is opened as the chat template opens none")
         return tuple(span for span in spans if self._says_something(text, span))
 
+    def _header_at(self, text: str, position: int) -> tuple[int, int] | None:
+        """The longest of the assistant's headers whose marker stands at `position`."""
+        found = [span for header in self._headers if (span := header.match(text, position))]
+        return max(found, key=lambda span: span[1], default=None)
+
+    def _start_of_answer(self, text: str, header_end: int) -> int:
+        """Behind the rest of the generation prompt, and behind empty scaffolds."""
+        start = header_end + max(
+            (len(rest) for rest in self._rests() if text.startswith(rest, header_end)), default=0
+        )
+        return self._markers.behind_scaffolds(text, start, len(text), self._grammar.scaffold_space)
+
+    def _rests(self) -> Iterator[str]:
+        for rests in self._grammar.headers.values():
+            yield from rests
+
     def _says_something(self, text: str, span: Span) -> bool:
         """Whether there is more than what the template writes before every answer, and empty scaffolds."""
-        position = span.start + len(self._lead) * text.startswith(self._lead, span.start)
+        leads = (len(lead) for lead in self._leads if text.startswith(lead, span.start))
+        position = span.start + max(leads, default=0)
         while (further := self._start_of_answer(text, position)) > position:
             position = further
         return bool(text[position : span.stop].strip())
@@ -153,7 +164,7 @@ class FormattedTurns:
 
     def _inner(self, text: str, start: int, following: int) -> Span:
         """A turn before another whose marker stands at `following`."""
-        stop = self._template.find_stop(text, start, following)
+        stop = self._grammar.stop_in(text, start, following)
         if stop and self._has_end_token:
             return self._stopped(text, start, stop, following)
         if self._has_end_token:
@@ -163,14 +174,14 @@ class FormattedTurns:
                 text, start, "a turn of the assistant holds an end token, and the chat template writes none"
             )
         ends = [found[0] for opening in self._openings if (found := opening.match(text, following))]
-        if self._header.match(text, following) or not ends:
+        if self._header_at(text, following) or not ends:
             _unclear(text, start, "a turn of the assistant does not end where another speaker's begins")
         end = min(ends)
         body_end = end - len(self._closing)
         if body_end < start or not text.startswith(self._closing, body_end):
             _unclear(text, start, "a turn of the assistant does not end as the chat template ends one")
         behind = skip_space(text, body_end)
-        stop_text = self._template.stop_at(
+        stop_text = self._grammar.stop_at(
             text, behind
         )  # some models stop with the token that opens the next turn
         return (
@@ -180,7 +191,7 @@ class FormattedTurns:
     def _last(self, text: str, start: int) -> Span:
         """The last turn: to its end token, else to the end of a text that stops inside it, without what the
         template alone may have written."""
-        if stop := self._template.find_stop(text, start, len(text)):
+        if stop := self._grammar.stop_in(text, start, len(text)):
             return self._stopped(text, start, stop, len(text))
         end = len(text)
         if self._ending:
@@ -212,27 +223,57 @@ class FormattedTurns:
     def _opening(self, text: str) -> Opening:
         """An opening is told by the added token with which it begins, unless answers have that, too; else by
         its visible text up to a name."""
-        visible = re.split(f"{NAME}|{VALID_IDENTITY}", text)[0].strip()
-        of_answers = self._template.lead + self._template.header_rest
+        visible = re.split(f"{NAME}|{SHORT_IDENTITY}", text)[0].strip()
+        of_answers = "".join((*self._rests(), *getattr(self, "_leads", ())))
         tokens = [
             token
             for token in self._template.added_tokens
             if token and visible.startswith(token) and token not in of_answers
         ]
         marker = max(tokens, key=len, default=visible)
-        pattern = re.compile(re.escape(text).replace(NAME, NAMED).replace(VALID_IDENTITY, NAMED))
+        pattern = re.compile(re.escape(text).replace(NAME, NAMED).replace(SHORT_IDENTITY, NAMED))
         return Opening(marker, text.index(marker), pattern)
+
+    def _render(self, *messages: Message, generation_prompt: bool = False) -> str:
+        prepared = self._template.style.prepare(messages)
+        return self._template.attempt(*prepared, generation_prompt=generation_prompt)
+
+    def _tail(self, *messages: Message) -> str:
+        return self._render(*messages).partition(MARK)[2]
+
+    def _behind_the_header(self, text: str) -> str | None:
+        """What stands behind the last header of a text, None if there is none."""
+        ends = [place + len(header) for header in self._grammar.headers if (place := text.rfind(header)) >= 0]
+        return text[max(ends) :] if ends else None
+
+    def _learn_leads(self) -> tuple[str, ...]:
+        """What the template writes between the generation prompt and an answer."""
+        found = []
+        for tail in ((), (USER,)):
+            opened = self._render(USER, marked(ANSWER, MARK), *tail).partition(MARK)[0]
+            if (behind := self._behind_the_header(opened)) is not None:
+                found.append(behind[self._start_of_answer(behind, 0) :])
+        return tuple(dict.fromkeys(found))
+
+    def _learn_closers(self) -> set[str]:
+        """The tokens that end answers and calls."""
+        found = set()
+        for closing in self._grammar.closings:
+            if stop := self._grammar.stop_in(closing, 0, len(closing)):
+                found.add(closing[slice(*stop)])
+        call = self._behind_the_header(self._render(USER, CALLING)) or ""
+        if found and (stop := self._grammar.stop_in(call, 0, len(call))):
+            found.add(call[slice(*stop)])
+        return found
 
     def _learn_answers(self) -> Iterator[str]:
         """What stands behind the assistant's header, for turns of several kinds."""
-        reasoned: Message = {**ANSWER, **dict.fromkeys(REASONING_FIELDS, REASONING_MARK)}
-        calling = self._template.call_style.prepare([USER, CALLING])
-        for messages in ([USER, ANSWER], [USER, ANSWER, USER], [USER, reasoned], calling):
-            _, found, behind = self._template.attempt(*messages).partition(self._template.header)
-            if found:
+        answer = marked(ANSWER, MARK)
+        reasoned: Message = {**answer, **dict.fromkeys(REASONING_FIELDS, REASONING_MARK)}
+        for messages in ([USER, answer], [USER, answer, USER], [USER, reasoned], [USER, CALLING]):
+            if (behind := self._behind_the_header(self._render(*messages))) is not None:
                 yield re.split(f"{MARK}|{REASONING_MARK}", behind)[0]
-        if self._template.header_rest:
-            yield self._template.header_rest
+        yield from filter(None, self._rests())
 
     def _learn_openings(self) -> tuple[list[str], str]:
         """What opens turns of each other speaker behind an answer, empty if nothing visible does; and what
@@ -244,38 +285,33 @@ class FormattedTurns:
     def _gaps(self, role: str) -> Iterator[str]:
         """What stands between an answer and a message of this role, without and with a name. Nothing if the
         template shows no such message."""
-        calling = self._template.call_style.prepare([USER, CALLING])
+        answer = marked(ANSWER, MARK)
         for named in ({}, {"name": NAME}):
             message: Message = {
                 "role": role,
                 "content": NEXT_MARK,
                 **named,
-                **({"tool_call_id": VALID_IDENTITY} if role == "tool" else {}),
+                **({"tool_call_id": SHORT_IDENTITY} if role == "tool" else {}),
             }
-            before, found, _ = self._template.attempt(USER, ANSWER, message).partition(NEXT_MARK)
+            before, found, _ = self._render(USER, answer, message).partition(NEXT_MARK)
             if found:
                 yield before.partition(MARK)[2]
             elif role == "tool":  # refused without a call before it
-                closed, (before, found, _) = (
-                    self._template.attempt(*calling),
-                    self._template.attempt(*calling, message).partition(NEXT_MARK),
-                )
+                closed = self._render(USER, CALLING)
+                before, found, _ = self._render(USER, CALLING, message).partition(NEXT_MARK)
                 if found:
-                    yield (
-                        self._closing_in(before[len(closed) :]) + before[len(closed) :]
-                        if before.startswith(closed)
-                        else ""
-                    )
+                    behind = before[len(closed) :]
+                    yield self._closing_in(behind) + behind if before.startswith(closed) else ""
 
     def _learn_preambles(self) -> Iterator[str]:
         """What opens turns that stand only at the beginning, such as the template's own system prompt: a
         marker, and up to a token or line feed."""
         ends = "|".join(map(re.escape, (*filter(None, self._template.added_tokens), "\n")))
-        question, system = {**USER, "content": NEXT_MARK}, {"role": "system", "content": MARK}
+        question, system = marked(USER, NEXT_MARK), marked(SYSTEM, MARK)
         for messages in ([question], [system, question]):
             for found in re.finditer(
                 f"(?:{self._marker.pattern})[^\n]*?(?:{ends})",
-                self._template.attempt(*messages).partition(NEXT_MARK)[0],
+                self._render(*messages).partition(NEXT_MARK)[0],
             ):
                 yield found[0]
 
@@ -284,35 +320,27 @@ class FormattedTurns:
         stop token."""
         if self._ending and gap.startswith(self._ending):
             return self._ending
-        first = self._template.attempt({**USER, "content": NEXT_MARK}).partition(NEXT_MARK)[0]
+        first = self._render(marked(USER, NEXT_MARK)).partition(NEXT_MARK)[0]
         start = skip_space(gap, 0)
-        stop = self._template.stop_at(gap, start)
+        stop = self._grammar.stop_at(gap, start)
         return gap[: skip_space(gap, start + len(stop))] if stop and not first.endswith(gap) else ""
 
     def _learn_closings(self) -> Iterator[str]:
         """What may stand before the assistant's header: the last token that closes a turn, else the text that
         does, maybe only space or nothing."""
-        marked = {"content": MARK}
-        result = {"role": "tool", "name": "f", "tool_call_id": VALID_IDENTITY, **marked}
-        calling = self._template.call_style.prepare([USER, CALLING])
+        result = {"role": "tool", "name": "f", "tool_call_id": SHORT_IDENTITY, "content": MARK}
         conversations: Sequence[Sequence[Message]] = (
-            [{**USER, **marked}],
-            [{"role": "system", **marked}],
-            [USER, ANSWER],
-            [*calling, result],
+            [marked(USER, MARK)],
+            [marked(SYSTEM, MARK)],
+            [USER, marked(ANSWER, MARK)],
+            [USER, CALLING, result],
         )
         for messages in conversations:
-            closing, found, _ = (
-                self._template.attempt(*messages, generation_prompt=True)
-                .partition(MARK)[2]
-                .partition(self._template.header)
-            )
-            if found:
-                tokens = [
-                    token
-                    for token in self._template.added_tokens
-                    if token and closing.rstrip().endswith(token)
-                ]
+            behind = self._render(*messages, generation_prompt=True).partition(MARK)[2]
+            places = [place for header in self._grammar.headers if (place := behind.find(header)) >= 0]
+            if places:
+                closing = behind[: min(places)]
+                tokens = [token for token in self._template.added_tokens if closing.rstrip().endswith(token)]
                 yield max(tokens, key=len, default=closing.strip() or closing)
 
 

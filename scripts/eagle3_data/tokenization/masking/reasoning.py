@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,8 @@ class ReasoningMarkers:
     pairs: Sequence[tuple[str, str]]
 
     def behind_scaffold(self, text: str, start: int, space: str | None = None) -> int:
-        """`start`, or the place behind an empty scaffold there, spaced or not, also behind one whose opening
-        belongs to the generation prompt.
+        """`start`, or the place behind an empty scaffold there, spaced or not, also behind one without its
+        opening, which belongs to the generation prompt, or is left out.
 
         The scaffold ends with `space` if that follows it: more white space is the answer's own. Otherwise all
         white space is the scaffold's.
@@ -24,8 +25,6 @@ class ReasoningMarkers:
             position = skip_space(text, start)
             if text.startswith(opening, position):
                 position += len(opening)
-            elif not _ends_with(text, start, opening):
-                continue
             position = skip_space(text, position)
             if text.startswith(closing, position):
                 position += len(closing)
@@ -36,9 +35,20 @@ class ReasoningMarkers:
                 )
         return start
 
+    def behind_scaffolds(self, text: str, start: int, limit: int, space: str | None = None) -> int:
+        """The same for several in a row, such as the template's and the data's own, up to `limit`."""
+        while start < (behind := self.behind_scaffold(text, start, space)) <= limit:
+            start = behind
+        return start
+
+    def without_markers(self, text: str) -> str:
+        for marker in chain.from_iterable(self.pairs):
+            text = text.replace(marker, "")
+        return text
+
     def without_scaffold(self, content: str) -> str:
         """Content without an empty scaffold that the data itself holds."""
-        return content[self.behind_scaffold(content, 0) :]
+        return content[self.behind_scaffolds(content, 0, len(content)) :]
 
     def split(self, content: str) -> tuple[str, str]:
         """Inline reasoning (empty if there is none) and answer, as templates take them apart; both without
@@ -54,8 +64,3 @@ def skip_space(text: str, position: int) -> int:
     while position < len(text) and text[position].isspace():
         position += 1
     return position
-
-
-def _ends_with(text: str, end: int, tail: str) -> bool:
-    """Whether text[:end] ends with `tail`, some white space aside; without copying all of it."""
-    return text[max(0, end - len(tail) - 8) : end].rstrip().endswith(tail)

@@ -1,63 +1,60 @@
 """Where in a rendered conversation the assistant's own text lies, proved by rendering.
 
 A turn's text is what the model would have generated: from the end of the generation prompt up to and
-including the token that stops generation. What finds it in every case, if it can be proved at all, is
-rendering:
+including the token that stops generation. The conversation is rendered twice: as it is, and with marks in
+every field of every message. Both renderings are the same but for the marks, or nothing is believed; so the
+marks tell for certain who wrote what. Between the marks stands only what the template writes. What of that
+opens and what closes a turn is known from made-up conversations (`grammar`), else by rendering the
+conversation up to there.
 
-- incrementally: the conversation before the turn, with the generation prompt, is a prefix of the whole; so
-is, for all but
-  plain answers, the conversation up to the turn's end;
-- by substitution, for templates that write history otherwise: the turn's content is replaced by a mark; if
-everything around
-  the mark is found around the content in the whole conversation, the content lies between.
-
-That takes a rendering or two a turn. Two shortcuts take none: the template's own `{% generation %}` tags, and
-the header that opens the assistant's turns. They are used if, in made-up conversations, they find what
-incremental rendering finds.
-
-Whatever the way, the verifier then compares the found text with the message, every time. What cannot be
-proved is dropped with a reason.
+A turn that cannot be proved, or that the template does not show as the message has it, is told as unclear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NoReturn
 
-from eagle3_data.tokenization.masking.call_style import Message
+from eagle3_data.tokenization.encoder import common_prefix_length
 from eagle3_data.tokenization.masking.formatted import FormattedTurns
-from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers, skip_space
-from eagle3_data.tokenization.masking.spans import (
-    ANSWERED,
-    CALLING,
-    QUESTION,
-    RESULT,
-    Span,
-    common_prefix_length,
+from eagle3_data.tokenization.masking.grammar import Grammar, Span
+from eagle3_data.tokenization.masking.marks import (
+    ARGUMENT,
+    CONTENT,
+    DEPTHS,
+    IDENTITY,
+    NAME,
+    REASONING,
+    Found,
+    Marks,
+    Piece,
+    edge_before,
+    edge_behind,
+    shown_text,
 )
-from eagle3_data.tokenization.masking.template import ANSWER, MARK, REASONING_MARK, USER, ChatTemplate
-from eagle3_data.tokenization.masking.verification import Verifier
-from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
+from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
+from eagle3_data.tokenization.masking.style import Message, Tools
+from eagle3_data.tokenization.masking.template import ChatTemplate
 from eagle3_data.tokenization.reading.rows import DropError
 
-Tools = list[dict[str, Any]] | None
-
-MADE_UP: tuple[list[Message], ...] = (
-    [QUESTION, ANSWERED, QUESTION, {**ANSWERED, "content": "two"}],
-    [QUESTION, CALLING, RESULT, ANSWERED],
-    [QUESTION, {**ANSWERED, **dict.fromkeys(REASONING_FIELDS, "because")}],
-)
+AROUND = 30
+"""Characters of an expected and a found text that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation, and the spans of the wanted turns in order."""
+    """A rendered conversation and the spans of the wanted turns, in order, by their indices.
+
+    `unclear`: why a wanted turn has no span, by its index. `hidden_reasoning`: indices of the wanted turns
+    whose reasoning the template does not show.
+    """
 
     text: str
-    spans: tuple[Span, ...]
+    turns: Mapping[int, Span]
+    unclear: Mapping[int, DropError] = field(default_factory=dict)
+    hidden_reasoning: tuple[int, ...] = ()
 
 
 class TurnLocator:
@@ -66,262 +63,269 @@ class TurnLocator:
     def __init__(self, template: ChatTemplate, markers: ReasoningMarkers) -> None:
         self._template = template
         self._markers = markers
-        self._scaffold_space = self._learn_scaffold_space()
-        self._verifier = Verifier(markers, template.lead, template.header)
-        shortcuts = {
-            self._by_tags: template.has_generation_tags,
-            self._by_headers: bool(template.header.strip()),
-        }
-        self._shortcuts = [find for find, possible in shortcuts.items() if possible and self._agrees(find)]
-        self.uses_generation_tags = self._by_tags in self._shortcuts
+        self.grammar = Grammar.learn(template, markers)
 
     def locate(self, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]) -> Rendering:
-        """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`. Raises
-        DropError.
+        """Render `messages` (prepared by the template) and find the turns whose indices are `wanted`.
+        Raises DropError where the template refuses the conversation or shows nothing of what the assistant
+        says.
 
-        A turn of which the template shows nothing, such as one of reasoning that it strips, has no span: its
-        end alone is nothing to train.
+        A turn of which the template shows nothing, such as one of reasoning that it strips, has no span:
+        its end alone is nothing to train.
         """
         text = self._template.render(messages, tools)
-        found: dict[int, Span] = {}
-        for find in self._shortcuts:
-            spans = find(text, messages, tools) if len(found) < len(wanted) else {}
-            found = {
-                index: span for index, span in spans.items() if self._reads_right(text, span, messages[index])
-            } | found
-        for index in wanted:
-            if index not in found:
-                found[index] = self._incremental(text, messages, tools, index)
-                if not self._reads_right(text, found[index], messages[index]):
-                    raise DropError("text-mismatch", f"turn {index}")
-        in_order = tuple(
-            span for span in (found[index] for index in wanted) if text[span.start : span.stop].strip()
+        marks, found = self._read(messages, tools, text)
+        conversation = _Conversation(
+            self._template, self.grammar, self._markers, messages, tools, text, marks, found
         )
-        if not in_order:
+        spans: dict[int, Span] = {}
+        unclear: dict[int, DropError] = {}
+        for index in wanted:
+            try:
+                if span := conversation.span(index):
+                    spans[index] = span
+            except DropError as drop:
+                unclear[index] = drop
+        for earlier, later in pairwise(list(spans)):
+            if spans[later].start < spans[earlier].end:
+                raise _unclear(later, "it begins inside the turn before it")
+        if not spans and not unclear:
             raise DropError("empty", "the chat template shows nothing of what the assistant says")
-        if any(later.start < earlier.end for earlier, later in pairwise(in_order)):
-            raise DropError("text-mismatch", "turns overlap")
-        return Rendering(text, in_order)
+        hidden = tuple(index for index in wanted if conversation.hides_reasoning(index))
+        return Rendering(text, spans, unclear, hidden)
 
     def locate_in_text(self, text: str) -> Rendering:
         """The turns of a text to which the template has been applied already. Raises DropError, or InputError
         if no text of this template shows them."""
-        return Rendering(text, self._formatted.locate(text))
+        return Rendering(text, dict(enumerate(self._formatted.locate(text))))
 
     @cached_property
     def _formatted(self) -> FormattedTurns:
-        return FormattedTurns(self._template, self._start_of_answer)
-
-    def _start_of_answer(self, text: str, header_end: int) -> int:
-        """Behind the rest of the generation prompt, and behind an empty scaffold."""
-        if text.startswith(self._template.header_rest, header_end):
-            header_end += len(self._template.header_rest)
-        return self._behind_scaffold(text, header_end)
-
-    def _behind_scaffold(self, text: str, start: int) -> int:
-        return self._markers.behind_scaffold(text, start, self._scaffold_space)
-
-    def _learn_scaffold_space(self) -> str | None:
-        """The white space that the template writes between an empty scaffold and the answer, if it always
-        writes the same."""
-        openings = [
-            self._template.attempt(*messages).partition(MARK)[0]
-            for messages in ((USER, ANSWER), (USER, ANSWER, USER))
-        ]
-        visible = [(opening, opening.rstrip()) for opening in openings]
-        found = {
-            opening[len(seen) :]
-            for opening, seen in visible
-            if any(seen.endswith(closing) for _, closing in self._markers.pairs)
-        }
-        return found.pop() if len(found) == 1 else None
+        return FormattedTurns(self._template, self.grammar, self._markers)
 
     def says_something(self, message: Message) -> bool:
         """Whether there is anything in an assistant's message to train on."""
-        return bool(message.get("tool_calls")) or bool(
-            self._markers.without_scaffold((message["content"] or "").strip())
-        )
+        content = message["content"] or ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        return bool(message.get("tool_calls")) or bool(self._markers.without_scaffold(content.strip()))
 
-    def _reads_right(self, text: str, span: Span, message: Message) -> bool:
-        return self._verifier.reads_right(text[span.start : span.stop], message)
-
-    # Shortcuts
-
-    def _by_tags(self, text: str, messages: Sequence[Message], tools: Tools) -> dict[int, Span]:
-        assistants = _assistants(messages)
-        tags = self._template.render_tagged(messages, tools)
-        if len(tags) != len(assistants):
-            return {}
-        return {
-            index: self._closed_tag(text, start, end)
-            for index, (start, end) in zip(assistants, tags, strict=True)
-        }
-
-    def _closed_tag(self, text: str, start: int, end: int) -> Span:
-        """A tag's text without an empty scaffold. Its stop token may lie at the end inside the tags or right
-        behind them."""
-        start = self._behind_scaffold(text, start)
-        body = text[start:end].rstrip()
-        if inside := self._template.stop_at_end(body):
-            return Span(start, start + len(body) - len(inside), start + len(body))
-        behind = self._template.stop_at(text, end)
-        return Span(start, end, end + len(behind))
-
-    def _by_headers(self, text: str, messages: Sequence[Message], tools: Tools) -> dict[int, Span]:
-        """Each assistant's turn begins with the same header. If there are as many as turns, and none is part
-        of a content, they are theirs."""
-        header, assistants = self._template.header, _assistants(messages)
-        if text.count(header) != len(assistants) or any(
-            header in (message["content"] or "") for message in messages
-        ):
-            return {}
-        spans, position = {}, 0
-        for index in assistants:
-            start = text.index(header, position) + len(header)
-            position = text.find(header, start)
-            span = self._behind_header(text, start, position if position >= 0 else len(text), messages[index])
-            if span:
-                spans[index] = span
-        return spans
-
-    def _behind_header(self, text: str, start: int, limit: int, message: Message) -> Span | None:
-        start = self._start_of_answer(text, start)
-        return self._end_of_plain_answer(text, start, message) or self._end_by_stop(
-            text, start, limit, message
-        )
-
-    def _agrees(self, find: Callable[[str, Sequence[Message], Tools], dict[int, Span]]) -> bool:
-        """Whether a shortcut finds, in made-up conversations, what incremental rendering finds, or leaves it
-        to that."""
-        compared = 0
-        for conversation in MADE_UP:
+    def _read(self, messages: Sequence[Message], tools: Tools, text: str) -> tuple[Marks, list[Found]]:
+        """The marks of the deepest marking under which the template writes what it writes without. Without
+        any, no turn is proved."""
+        for depth in DEPTHS:
+            marks = Marks(messages, self._markers, text, depth)
             try:
-                messages = self._template.call_style.prepare(conversation)
-                text = self._template.render(messages)
-                right = {
-                    index: self._incremental(text, messages, None, index) for index in _assistants(messages)
-                }
+                found = marks.read(self._template.render(marks.messages, tools), text)
             except DropError:
-                continue  # a template that knows no tools, say
-            found = find(text, messages, None)
-            for index in found.keys() & right.keys():
-                if self._reads_right(text, right[index], messages[index]):
-                    if found[index] != right[index]:
-                        return False
-                    compared += 1
-        return compared > 0
+                continue
+            if found is not None:
+                return marks, found
+        return marks, []
 
-    # Incremental rendering
 
-    def _incremental(self, text: str, messages: Sequence[Message], tools: Tools, index: int) -> Span:
+class _Conversation:
+    """One rendering, and the marks found in it."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        grammar: Grammar,
+        markers: ReasoningMarkers,
+        messages: Sequence[Message],
+        tools: Tools,
+        text: str,
+        marks: Marks,
+        found: Sequence[Found],
+    ) -> None:
+        self._template = template
+        self._grammar = grammar
+        self._markers = markers
+        self._messages = messages
+        self._tools = tools
+        self._text = text
+        self._pieces = marks.pieces
+        self._found = found
+        self._places: dict[int, list[int]] = {}
+        """By message, which of the marks found are its, each mark counted where it stands first."""
+        seen: set[tuple[int, bool]] = set()
+        for place, mark in enumerate(found):
+            key = (id(mark.piece), mark.is_first)
+            if key not in seen:
+                seen.add(key)
+                self._places.setdefault(mark.piece.index, []).append(place)
+
+    def span(self, index: int) -> Span | None:
+        """The turn of message `index`, None if the template shows nothing of it. Raises DropError."""
+        message = self._messages[index]
+        if not self._found:
+            raise _unclear(
+                index, "the chat template writes other things where a text holds private characters"
+            )
+        places = self._own_places(index)
+        if not places and not message.get("tool_calls"):
+            if any(piece.kind == CONTENT for piece in self._pieces[index]):
+                raise DropError("not-shown", f"turn {index}: the chat template shows nothing of it")
+            return None
+        self._check_shown(index, places)
+        before, behind = self._neighbours(index, places)
+        floor = edge_behind(self._text, before) if before else 0
+        if places:
+            own = edge_before(self._text, self._found[places[0]], floor)
+            end = edge_behind(self._text, self._found[places[-1]])
+        else:  # a call whose function the template looks at, without arguments that could be marked
+            name = message["tool_calls"][0]["function"]["name"]
+            own = self._text.find(name, floor, behind.position if behind else len(self._text))
+            if own < 0:
+                raise DropError("not-shown", f"turn {index}: the chat template does not show the call")
+            end = own + len(name)
+        start = self._start(index, before, floor, own)
+        limit = max(end, edge_before(self._text, behind, end)) if behind else None
+        span = self._closed(index, start, end, limit)
+        names = (call["function"]["name"] for call in message.get("tool_calls", ()))
+        if any(name not in self._text[span.start : span.end] for name in names):
+            raise DropError("not-shown", f"turn {index}: the chat template does not show the call")
+        return span
+
+    def _neighbours(self, index: int, places: Sequence[int]) -> tuple[Found | None, Found | None]:
+        """The last mark of others before the turn and the first behind it. Where its own are not shown,
+        those of the messages around it."""
+        if places:
+            before = self._found[places[0] - 1] if places[0] else None
+            others = (mark for mark in self._found[places[-1] :] if mark.piece.index != index)
+            return before, next(others, None)
+        before = next((mark for mark in reversed(self._found) if mark.piece.index < index), None)
+        return before, next((mark for mark in self._found if mark.piece.index > index), None)
+
+    def hides_reasoning(self, index: int) -> bool:
+        shown = {id(self._found[place].piece) for place in self._places.get(index, ())}
+        reasoning = [piece for piece in self._pieces[index] if piece.kind == REASONING]
+        return any(id(piece) not in shown for piece in reasoning)
+
+    # What is shown
+
+    def _own_places(self, index: int) -> list[int]:
+        """Places of the turn's marks up to where somebody else speaks, who may repeat a call's name or id."""
+        places = self._places.get(index, [])
+        whole = places[:1]
+        for place in places[1:]:
+            earlier, mark = self._found[whole[-1]], self._found[place]
+            if any(self._found[between].piece.index != index for between in range(whole[-1] + 1, place)):
+                break
+            if mark.piece is not earlier.piece and self._grammar.speaks_other(
+                self._text, edge_behind(self._text, earlier), mark.position
+            ):
+                break
+            whole.append(place)
+        return whole
+
+    def _check_shown(self, index: int, places: Sequence[int]) -> None:
+        """Raises DropError unless all that the turn says, but for reasoning, is shown as the message has
+        it."""
+        found: dict[int, list[Found]] = {}
+        for place in places:
+            found.setdefault(id(self._found[place].piece), []).append(self._found[place])
+        calls_shown = {
+            piece.call
+            for piece in self._pieces[index]
+            if piece.kind in (NAME, IDENTITY) and id(piece) in found
+        }
+        for piece in self._pieces[index]:
+            marks = found.get(id(piece), [])
+            if not marks:
+                if piece.kind == NAME and piece.call not in calls_shown:
+                    raise DropError("not-shown", f"turn {index}: the chat template does not show the call")
+                if piece.kind in (CONTENT, ARGUMENT):
+                    what = "text" if piece.kind == CONTENT else "a call's argument"
+                    raise DropError(
+                        "not-shown",
+                        f"turn {index}: the chat template does not show {what} {_short(piece.text)}",
+                    )
+                continue
+            if piece.kind in (CONTENT, REASONING):
+                self._check_letters(index, piece, marks)
+
+    def _check_letters(self, index: int, piece: Piece, marks: Sequence[Found]) -> None:
+        first, last = marks[0], marks[-1]
+        if first.is_first and last.is_last and shown_text(self._text, first, last):
+            lead = piece.text[: piece.first].lstrip()
+            lead = lead[: len(lead) - (first.position - edge_before(self._text, first, 0))]
+            rest = piece.text[piece.last + edge_behind(self._text, last) - last.position :]
+            if not lead.strip() and not rest.strip():
+                return
+        raise DropError("rewritten", f"turn {index}: {self._difference(piece, first)}")
+
+    def _difference(self, piece: Piece, first: Found) -> str:
+        """The expected and the found text around the place where they part."""
+        start = first.position - piece.first if first.is_first else first.position
+        length = next(
+            (at for at, letter in enumerate(piece.text) if self._text[start + at : start + at + 1] != letter),
+            len(piece.text),
+        )
+        begin = max(0, length - AROUND // 2)
+        return (
+            f"expected {piece.text[begin : begin + AROUND]!r}, the chat template writes"
+            f" {self._text[start + begin : start + begin + AROUND]!r}"
+        )
+
+    # Where it begins
+
+    def _start(self, index: int, before: Found | None, floor: int, own: int) -> int:
+        adjacent = before is not None and before.piece.index == index - 1
+        role = self._messages[index - 1]["role"] if adjacent else ""
+        start = self._grammar.start_behind(self._text, floor, own, role)
+        if start is None:
+            start = self._start_by_prefix(index, floor, own)
+        return self._markers.behind_scaffolds(self._text, start, own, self._grammar.scaffold_space)
+
+    def _start_by_prefix(self, index: int, floor: int, own: int) -> int:
         try:
-            before = self._template.render(messages[:index], tools, generation_prompt=True)
+            before = self._template.render(self._messages[:index], self._tools, generation_prompt=True)
         except DropError:
             before = ""  # many templates cannot render an empty conversation
-        start = len(before)
-        rewritten = not before or not text.startswith(before)
-        if rewritten:
-            start = self._substituted(text, messages, tools, index)
-            start -= len(self._lead_before(text, start, before, messages[: index + 1], tools))
-        start = self._behind_scaffold(text, start)
-        if span := self._end_of_plain_answer(text, start, messages[index]):
-            return span
-        if not rewritten:
-            closed = (
-                text if index == len(messages) - 1 else self._template.render(messages[: index + 1], tools)
-            )
-            limit = common_prefix_length(closed, text)
-            if span := self._end_by_stop(text, start, limit, messages[index]):
-                return span
-            if limit == len(closed):  # no stop token is the turn's own; what opens the next one may be one
-                return self._ended_behind(text, start, start + len(text[start:limit].rstrip()))
-        stop = self._template.find_stop(text, start, len(text))
-        return Span(start, *stop) if stop else _unproved(index)
+        if before and floor <= len(before) <= own and self._text.startswith(before):
+            return len(before)
+        raise _unclear(index, "where it begins cannot be proved")
 
-    def _end_of_plain_answer(self, text: str, start: int, message: Message) -> Span | None:
-        """The end of a turn whose content stands where it starts, letter by letter, and is all there is to
-        it."""
-        if message.get("tool_calls"):
-            return None
-        content = message["content"] or ""
-        inline, visible = self._markers.split(content)
-        for lead in dict.fromkeys(("", self._template.lead)):
-            for answer in dict.fromkeys((content, content.strip(), visible)):
-                if answer and text.startswith(lead + answer, start):
-                    reasoning = message.get("reasoning_content") or (
-                        "" if answer.strip() == content.strip() else inline
-                    )
-                    if reasoning and self._opens_with(text, start, reasoning.strip()):
-                        return None  # reasoning that begins as the answer does
-                    return self._ended_behind(text, start, start + len(lead) + len(answer))
-        return None
+    # Where it ends
 
-    def _opens_with(self, text: str, start: int, reasoning: str) -> bool:
-        position = skip_space(text, start)
-        for opening, _ in self._markers.pairs:
-            if text.startswith(opening, position):
-                position = skip_space(text, position + len(opening))
-        return text.startswith(reasoning, position)
+    def _closed(self, index: int, start: int, own: int, limit: int | None) -> Span:
+        """The span from `start` with what closes the turn: between `own`, where its text ends, and `limit`,
+        where somebody else's begins (None: nobody's does)."""
+        grammar, text = self._grammar, self._text
+        end = len(text) if limit is None else limit
+        opened = grammar.opening_in(text, own, end)
+        has_calls = bool(self._messages[index].get("tool_calls"))
+        stop = grammar.stop_in(text, own, min(opened + 1, end))
+        if stop and (has_calls or self._closes(own, stop[0])):
+            return Span(start, *stop)
+        if not has_calls:
+            return Span(start, own, own)
+        if limit is None and opened == end:
+            behind = len(text[own:].removesuffix(grammar.trailer).rstrip())
+            return Span(start, own + behind, own + behind)
+        if opened < end:
+            behind = own + len(text[own:opened].rstrip())
+            return Span(start, behind, behind)
+        closed = self._template.render(self._messages[: index + 1], self._tools)
+        same = common_prefix_length(closed, text)
+        if same < own:
+            raise _unclear(index, "where it ends cannot be proved")
+        behind = own + len(text[own : min(same, end)].rstrip())
+        return Span(start, behind, behind)
 
-    def _ended_behind(self, text: str, start: int, body_end: int) -> Span:
-        """The span of a turn whose text ends at `body_end`, with the stop token behind it, if there is
-        one."""
-        behind = skip_space(text, body_end)
-        stop = self._template.stop_at(text, behind)
-        return Span(start, body_end, behind + len(stop)) if stop else Span(start, body_end, body_end)
-
-    def _end_by_stop(self, text: str, start: int, limit: int, message: Message) -> Span | None:
-        """The end at the first stop token before which the turn reads right: the turn itself may hold the
-        text of one."""
-        position = start
-        while stop := self._template.find_stop(text, position, limit):
-            span = Span(start, *stop)
-            if self._reads_right(text, span, message):
-                return span
-            position = span.end
-        return None
-
-    # Substitution
-
-    def _substituted(self, text: str, messages: Sequence[Message], tools: Tools, index: int) -> int:
-        """Where the turn starts: at its reasoning if the template keeps that, else at its content."""
-        message = messages[index]
-        reasoning, content = message.get("reasoning_content") or "", (message["content"] or "").strip()
-        marked = {
-            **message,
-            "content": MARK,
-            **(dict.fromkeys(REASONING_FIELDS, REASONING_MARK) if reasoning else {}),
-        }
-        before, found, after = self._template.render(
-            [*messages[:index], marked, *messages[index + 1 :]], tools
-        ).partition(MARK)
-        opening, kept, between = before.partition(REASONING_MARK)
-        if found and MARK not in after and REASONING_MARK not in between + after:
-            for shown in dict.fromkeys((reasoning, reasoning.strip())) if kept else ("",):
-                for answer in dict.fromkeys(
-                    (content, self._markers.split(content)[1], self._markers.without_scaffold(content))
-                ):
-                    written = opening + shown + between + answer
-                    if text in (written + after, written + after.lstrip()):
-                        return len(opening)
-        return _unproved(index)
-
-    def _lead_before(
-        self, text: str, start: int, before: str, messages: Sequence[Message], tools: Tools
-    ) -> str:
-        """What the model itself writes before its content, such as a space, if it stands before `start`: seen
-        where the turn comes last."""
-        own = self._template.render(messages, tools)
-        answer = self._markers.split((messages[-1]["content"] or "").strip())[1]
-        if not before or not answer or not own.startswith(before):
-            return ""
-        lead, found, _ = own[self._behind_scaffold(own, len(before)) :].partition(answer)
-        return lead if found and text.endswith(lead, 0, start) else ""
+    def _closes(self, own: int, stop: int) -> bool:
+        """Whether between an answer and a stop token stands only what the template writes there."""
+        between = self._text[own:stop]
+        return not between.strip() or any(
+            closing.lstrip().startswith(between.lstrip()) for closing in self._grammar.closings
+        )
 
 
-def _assistants(messages: Sequence[Message]) -> list[int]:
-    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+def _unclear(index: int, why: str) -> DropError:
+    return DropError("unclear-turn", f"turn {index}: {why}")
 
 
-def _unproved(index: int) -> NoReturn:
-    raise DropError("history-rewritten", f"turn {index}")
+def _short(text: str) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= AROUND else text[:AROUND] + "...")

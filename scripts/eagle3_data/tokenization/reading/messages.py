@@ -18,7 +18,7 @@ ROLES = {
 """Role names in use, and the four that chat templates know. `function_call` is a ShareGPT turn whose value is
 a JSON call."""
 
-REASONING_FIELDS = ("reasoning_content", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Names under which files give, and templates read, a turn's reasoning."""
 
 SHOWN = 40

@@ -18,12 +18,10 @@ REASONS = {
         " keep`"
     ),
     "template-refused": "the target's chat template raised an error",
-    "history-rewritten": (
-        "the template renders this turn otherwise in a longer conversation, and where its text lies cannot be"
-        " proved"
-    ),
-    "unclear-turn": "which part of the formatted text is the assistant's cannot be told for certain",
-    "text-mismatch": "the trained tokens would not read as the assistant's text",
+    "not-shown": "the chat template does not show all that the turn says",
+    "rewritten": "the chat template changes the turn's text",
+    "unclear-turn": "where the turn begins or ends cannot be told for certain",
+    "token-mismatch": "the trained tokens would not read as the turn's text",
     "outside-vocabulary": "a token id that the target model has no embedding for",
     "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",
     "too-long": "longer than tokenization.max_length",
@@ -38,6 +36,11 @@ NOTICES = {
     "untrained-turn": "turns of the assistant that the data marks as not to be trained are context only",
     "training-flag": "turns of others are marked as to be trained; only the assistant's are",
     "chosen-answer": "of a chosen and a rejected answer, the chosen one is trained",
+    "hidden-reasoning": (
+        "the chat template does not show the reasoning of trained turns;"
+        " `tokenization.hidden_reasoning: own_row` gives each a row in which it does"
+    ),
+    "rewritten-call-id": "ids of calls are rewritten to the form that the chat template demands",
     "text-of-multimodal": "images, video or audio are left out, and the text is kept",
 }
 """What may be said of kept rows, in the ledger and in the summary."""

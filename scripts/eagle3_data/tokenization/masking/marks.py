@@ -1,0 +1,263 @@
+"""Private characters in place of a few of the messages' own: the rendering then tells who wrote what.
+
+The first and the last letter of each piece of a message (its content, reasoning, the names, ids and
+arguments of its calls) are replaced by characters of Unicode's private use areas, each used once. Wherever
+such a character comes out of the chat template, that letter of that message stands there. Letters, so that
+no form of quoting changes them; one for one, so that a place in the marked rendering is the same place in
+the real one. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
+from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
+
+Message = dict[str, Any]
+
+PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010fffd]")
+"""The private use areas. What of them the conversation itself holds is not used as a mark."""
+
+CODE_POINTS = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+ESCAPED = re.compile(r"\\u([ef][0-9a-f]{3})")
+"""A mark as JSON restricted to ASCII writes it."""
+
+WORD = re.compile(r"[^\W_]+")
+OPENS_SYNTAX = frozenset("<[{|/\\`&%_$#@\u25c1\u3008")
+CLOSES_SYNTAX = frozenset(">]}|/`;%_\u25b7\u3009")
+"""Characters beside a word that may make it a tag, a switch or an escape, which templates look for."""
+
+JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"(?!\s*:)', re.DOTALL)
+
+CONTENT, REASONING, NAME, IDENTITY, ARGUMENT = "content", "reasoning", "name", "id", "argument"
+"""Kinds of pieces. Reasoning may be a field of its own or part of the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A text of message `index`, and the places [first, last] in it where its marks stand. `call` counts the
+    message's calls."""
+
+    index: int
+    kind: str
+    text: str
+    first: int
+    last: int
+    call: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A mark at `position` of a rendering: the first or the last of its piece, or both."""
+
+    position: int
+    piece: Piece
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How much of a call is marked: a template may look at a function's name or arguments."""
+
+    names: bool
+    arguments: bool
+
+
+DEPTHS = (Depth(True, True), Depth(False, True), Depth(False, False))
+
+
+class Marks:
+    """The marks of one conversation."""
+
+    def __init__(
+        self, messages: Sequence[Message], markers: ReasoningMarkers, text: str, depth: Depth
+    ) -> None:
+        """`text` is the real rendering."""
+        taken = set(PRIVATE.findall(text))
+        self._free = (chr(code) for code in chain(*CODE_POINTS) if chr(code) not in taken)
+        self._markers = markers
+        self._depth = depth
+        self._of: dict[str, tuple[Piece, bool, bool]] = {}
+        self._identities: dict[str, str] = {}
+        self.pieces: list[list[Piece]] = [[] for _ in messages]
+        self.messages = [self._marked(index, message) for index, message in enumerate(messages)]
+
+    def read(self, marked: str, text: str) -> list[Found] | None:
+        """The marks in the marked rendering, in order; None if it is not `text` but for them."""
+        if "\\u" in marked:
+            marked = ESCAPED.sub(
+                lambda found: chr(int(found[1], 16)) if chr(int(found[1], 16)) in self._of else found[0],
+                marked,
+            )
+        if len(marked) != len(text):
+            return None
+        found: list[Found] = []
+        pieces: list[str] = []
+        behind = 0
+        for match in PRIVATE.finditer(marked):
+            owned = self._of.get(match[0])
+            if owned is None:
+                continue
+            piece, is_first, is_last = owned
+            position = match.start()
+            pieces += marked[behind:position], piece.text[piece.first if is_first else piece.last]
+            behind = position + 1
+            found.append(Found(position, piece, is_first, is_last))
+        pieces.append(marked[behind:])
+        return found if "".join(pieces) == text else None
+
+    def _marked(self, index: int, message: Message) -> Message:
+        marked = dict(message)
+        is_assistant = message["role"] == "assistant"
+        content = message.get("content")
+        if isinstance(content, str):
+            marked["content"] = self._content(index, content, is_assistant)
+        elif isinstance(content, list):
+            marked["content"] = [
+                {**part, "text": self._content(index, part["text"], is_assistant)} if "text" in part else part
+                for part in content
+            ]
+        fields = [name for name in REASONING_FIELDS if message.get(name)]
+        if fields:
+            marked |= dict.fromkeys(fields, self._put(index, REASONING, message[fields[0]]))
+        if message.get("tool_calls"):
+            marked["tool_calls"] = [
+                self._call(index, number, call) for number, call in enumerate(message["tool_calls"])
+            ]
+        if self._depth.names and message.get("tool_call_id"):
+            identity = message["tool_call_id"]
+            marked["tool_call_id"] = self._identities.get(identity, identity)
+        return marked
+
+    def _content(self, index: int, content: str, is_assistant: bool) -> str:
+        """Content marked; where an assistant's holds reasoning, that and the answer apart."""
+        if is_assistant:
+            for opening, closing in self._markers.pairs:
+                before, found, answer = content.rpartition(closing)
+                if found:
+                    head, opened, reasoning = before.partition(opening)
+                    if head.strip():
+                        head, opened, reasoning = "", "", before
+                    if self._markers.without_markers(reasoning).strip():
+                        reasoning = self._put(index, REASONING, reasoning)
+                    return head + opened + reasoning + closing + self._put(index, CONTENT, answer)
+        return self._put(index, CONTENT, content)
+
+    def _call(self, index: int, number: int, call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        if self._depth.names:
+            identity = call.get("id")
+            if identity:
+                self._identities[identity] = self._put(index, IDENTITY, identity, number)
+                call = {**call, "id": self._identities[identity]}
+            function = {**function, "name": self._put(index, NAME, function["name"], number)}
+        if self._depth.arguments:
+            function = {**function, "arguments": self._value(index, number, function["arguments"])}
+        return {**call, "function": function}
+
+    def _value(self, index: int, number: int, value: Any, *, is_json: bool = True) -> Any:
+        if isinstance(value, dict):
+            return {name: self._value(index, number, inner, is_json=False) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self._value(index, number, inner, is_json=False) for inner in value]
+        if not isinstance(value, str):
+            return value
+        if is_json:
+            return JSON_TEXT.sub(lambda found: f'"{self._put(index, ARGUMENT, found[1], number)}"', value)
+        return self._put(index, ARGUMENT, value, number)
+
+    def _put(self, index: int, kind: str, text: str, call: int = 0) -> str:
+        """`text` with its marks, as it is if it has no place for one."""
+        first = next(_places(text, kind == CONTENT), -1)
+        if first < 0:
+            return text
+        last = max(_last_place(text), first)
+        piece = Piece(index, kind, text, first, last, call)
+        self.pieces[index].append(piece)
+        mark = next(self._free)
+        self._of[mark] = (piece, True, first == last)
+        if first == last:
+            return text[:first] + mark + text[first + 1 :]
+        end = next(self._free)
+        self._of[end] = (piece, False, True)
+        return text[:first] + mark + text[first + 1 : last] + end + text[last + 1 :]
+
+
+def _places(text: str, is_whole: bool) -> Iterator[int]:
+    """Where the first mark may stand, the best place first; anywhere, if nothing is quoted in a whole
+    text."""
+    for found in WORD.finditer(text):
+        start = found.start()
+        if start == 0 or text[start - 1] not in OPENS_SYNTAX:
+            yield start
+    yield from (place for place, character in enumerate(text) if _is_free(text, place, character))
+    if is_whole:
+        yield from (place for place, character in enumerate(text) if not character.isspace())
+
+
+def _last_place(text: str) -> int:
+    """Where the last mark may stand, -1 if nowhere."""
+    place = len(text) - 1
+    while place >= 0:
+        if text[place].isalnum():
+            start = place
+            while start and text[start - 1].isalnum():
+                start -= 1
+            follows = text[place + 1 : place + 2]
+            if (follows not in CLOSES_SYNTAX or not follows) and (
+                start == 0 or text[start - 1] not in OPENS_SYNTAX
+            ):
+                return place
+            place = start
+        place -= 1
+    return next((place for place in range(len(text) - 1, -1, -1) if _is_free(text, place, text[place])), -1)
+
+
+def _is_free(text: str, place: int, character: str) -> bool:
+    """Whether a character that is no letter may be replaced: visible, and of no quoting or syntax."""
+    return (
+        character.isprintable()
+        and not character.isspace()
+        and character not in "\"'\\<>{}[]|/&`"
+        and (place == 0 or text[place - 1] != "\\")
+    )
+
+
+def shown_text(text: str, found: Found, end: Found) -> bool:
+    """Whether all of a piece between its two marks stands in the rendering letter by letter."""
+    piece = found.piece
+    return text[found.position + 1 : end.position] == piece.text[piece.first + 1 : piece.last]
+
+
+def edge_before(text: str, found: Found, floor: int) -> int:
+    """Where the visible text of the piece begins of which `found` is the first mark, not before `floor`."""
+    lead = found.piece.text[: found.piece.first].lstrip()
+    return found.position - _common(
+        lambda length: text.endswith(lead[len(lead) - length :], floor, found.position),
+        min(len(lead), found.position - floor),
+    )
+
+
+def edge_behind(text: str, found: Found) -> int:
+    """Where the piece ends of which `found` is a mark."""
+    piece, start = found.piece, found.position + 1
+    rest = piece.text[(piece.last if found.is_last else piece.first) + 1 :]
+    return start + _common(lambda length: text.startswith(rest[:length], start), len(rest))
+
+
+def _common(agrees: Callable[[int], bool], most: int) -> int:
+    """The largest length up to `most` that agrees, where each shorter one does, too."""
+    if agrees(most):
+        return most
+    low, high = 0, most - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if agrees(middle) else (low, middle - 1)
+    return low
