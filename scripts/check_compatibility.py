@@ -5,6 +5,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from eagle3_data.compatibility.run.static import Model, Question, check_tree
 from eagle3_data.compatibility.source import releases
 from eagle3_data.compatibility.vllm.wire_contract import Plan
 from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
-from eagle3_data.findings import Findings
+from eagle3_data.findings import Findings, accept, in_order
 from eagle3_data.layers import OFFSETS
 from eagle3_data.records import write_json
 
@@ -27,18 +28,26 @@ def installed(arguments: argparse.Namespace) -> None:
     """Judge the installed packages with the configured target and the tokenized data (what the rule runs)."""
     from eagle3_data import config
     from eagle3_data.batch_index import BatchIndex
+    from eagle3_data.canary.run import foresee_canary
     from eagle3_data.compatibility.run.installed import check
     from eagle3_data.target import TargetDescription
 
+    target = TargetDescription.read(arguments.target)
+    section = config.load_section(arguments.config, "target", config.Target)
+    extraction = config.load_section(arguments.config, "extraction", config.Extraction)
+    compatibility = config.load_section(arguments.config, "compatibility", config.Compatibility)
     result = check(
-        TargetDescription.read(arguments.target),
-        config.load_section(arguments.config, "target", config.Target),
+        target,
+        section,
         config.load_section(arguments.config, "tokenization", config.Tokenization),
-        config.load_section(arguments.config, "extraction", config.Extraction),
-        config.load_section(arguments.config, "compatibility", config.Compatibility),
+        extraction,
+        compatibility,
         BatchIndex.read(arguments.batches),
         Path(arguments.output).parent,
     )
+    foreseen = foresee_canary(Path(target.path), extraction.tensor_parallel, section.trust_remote_code)
+    findings = in_order([*result.findings, *accept(foreseen, compatibility.allow)])
+    result = replace(result, findings=findings)
     report.show(result, INSTALLED_TITLE)
     write_report(result, Path(arguments.output))
 

@@ -13,6 +13,7 @@ Level = Literal["fail", "warn", "unknown"]
 
 LEVELS: tuple[Level, ...] = ("fail", "warn", "unknown")
 IDS = frozenset({
+    "canary-coverage", "canary-reference", "greedy-token-unknown",
     "abstract-not-implemented", "architecture-unregistered", "architecture-unresolved",
     "canary-all-zero", "canary-batch", "canary-chunk", "canary-constant", "canary-count", "canary-died",
     "canary-engine-start", "canary-extraction", "canary-greedy-token", "canary-kernels", "canary-layer",

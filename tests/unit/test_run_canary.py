@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import run_canary as run_canary_script
+from architectures import PUBLISHED
 from canary_faults import (
     dropped_chunk,
     layer_off_by_one,
@@ -24,15 +25,18 @@ from canary_faults import (
     swap_states,
     zeroed_tail,
 )
+from eagle3_data.canary import checks
+from eagle3_data.canary import model as canary_model
+from eagle3_data.canary import run as canary_run
 from eagle3_data.canary.checks import Answer, check
-from eagle3_data.canary.model import MAX_BYTES, build_canary, shrink, size_bytes
+from eagle3_data.canary.layers import cut_layers, layer_kinds
+from eagle3_data.canary.model import MAX_BYTES, build_canary, design_canary, shrink, size_bytes
 from eagle3_data.canary.quantization import quantization_of
-from eagle3_data.canary.run import prompts, run_canary
-from eagle3_data.engines.base import EngineSettings, Request, error_path
-from eagle3_data.engines.language_model import make_language_model
+from eagle3_data.canary.run import missing_layers, prompts, run_canary
+from eagle3_data.engines.base import EngineSettings, Fatal, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel
-from eagle3_data.errors import CompatibilityError
-from eagle3_data.failures import describe_exception
+from eagle3_data.errors import CompatibilityError, EngineError, InputError
+from eagle3_data.failures import describe_exception, describe_situation
 from eagle3_data.findings import Finding
 from eagle3_data.target import text_config
 from eagle3_data.validation.head import read_head
@@ -41,7 +45,6 @@ from model_configs import (
     FULL_SIZE,
     KIMI_K2_5,
     LLAMA_3_1_70B,
-    LLAMA_3_1_405B,
     QWEN3_235B,
     write_target,
 )
@@ -62,19 +65,74 @@ CUT = {
 }  # fmt: skip
 
 
+KINDS = {
+    "Bamba-9B": 2, "DeepSeek-V3": 2, "Gemma-2-9B": 2, "Gemma-3-4B": 2, "Gemma-3-4B-text": 2, "Gemma-4-E2B": 6,
+    "gpt-oss-20b": 2, "Kimi-K2.5": 2, "Kimi-Linear-48B": 3, "LFM2-1.2B": 2, "Llama-4-Scout-text": 2,
+    "Nemotron-H-8B": 3, "Olmo-3-7B": 2, "Qwen3-Next-80B": 2, "Qwen3.5-4B": 2, "SmolLM3-3B": 2,
+}  # fmt: skip
+"""How many kinds of layers a model has, where it is more than one."""
+
+
 # --- the model
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 8])
 @pytest.mark.parametrize("name", FULL_SIZE)
 def test_a_full_size_architecture_shrinks_below_the_bound(name, tensor_parallel, tmp_path):
-    layers = 3 if name == "Llama-3.1-405B" else 4
-    text = text_config(shrink(FULL_SIZE[name], tensor_parallel, layers))
-    (tmp_path / "config.json").write_text(json.dumps(text))
-    with torch.device("meta"):
-        size = size_bytes(make_language_model(tmp_path, False))
-    print(f"{name}, tensor parallel {tensor_parallel}: {size / 2**30:.2f} GiB in bfloat16")
-    assert 0.5 * 2**30 < size <= MAX_BYTES
+    blueprint = design_canary(write_target(tmp_path / "target", FULL_SIZE[name]), tensor_parallel, False)
+    assert len(blueprint.kept) == (3 if name == "Llama-3.1-405B" else 4)
+    assert 0.5 * 2**30 < size_bytes(blueprint.model) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_layer_of_every_kind_of_a_published_model_is_kept(name, tmp_path):
+    blueprint = design_canary(write_target(tmp_path / "target", PUBLISHED[name]), 1, False)
+    assert blueprint.missing == 0
+    assert 4 <= len(blueprint.kept) <= 8
+    assert size_bytes(blueprint.model) < 2.2 * 2**30
+    kinds = {str(kind) for kind in layer_kinds(blueprint.model)}
+    assert len(kinds) >= KINDS.get(name, 1), f"{len(kinds)} kinds of layers"
+
+
+def test_lists_of_layers_are_cut_to_the_layers_that_are_kept():
+    text = {
+        "num_hidden_layers": 8,
+        "hybrid_override_pattern": "M-M-M*M-",
+        "layer_types": list("abcdefgh"),
+        "attn_layer_indices": [2, 5],
+        "full_attn_idxs": [5, 6],
+        "linear_attn_config": {"kda_layers": [1, 2, 4, 5, 7, 8], "full_attn_layers": [3, 6], "head_dim": 64},
+        "per_layer_config": {"5": {"head_dim": 512}, "7": {"head_dim": 512}},
+        "first_k_dense_replace": 2,
+        "num_kv_shared_layers": 3,
+        "mlp_only_layers": [],
+    }
+    assert cut_layers(text, (0, 1, 2, 5)) == {
+        "num_hidden_layers": 4,
+        "hybrid_override_pattern": "M-M*"[:3] + text["hybrid_override_pattern"][5],
+        "layer_types": ["a", "b", "c", "f"],
+        "attn_layer_indices": [2, 3],
+        "full_attn_idxs": [3],
+        "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [3, 4], "head_dim": 64},
+        "per_layer_config": {"3": {"head_dim": 512}},
+        "first_k_dense_replace": 2,
+        "num_kv_shared_layers": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def test_a_flat_wrapper_loses_its_tower():
+    vision = shrink(PUBLISHED["Qwen2.5-VL-7B-flat"], 1)["vision_config"]
+    assert (vision["depth"], vision["fullatt_block_indexes"]) == (2, [1, 1, 1, 1])
+
+
+def test_kinds_that_cannot_be_kept_are_not_covered_and_said(tmp_path, monkeypatch):
+    target = write_target(tmp_path / "target", PUBLISHED["Gemma-3-4B-text"])
+    monkeypatch.setattr(canary_model, "cut_layers", lambda text, kept: {**text, "num_hidden_layers": 2})
+    blueprint = design_canary(target, 1, False)
+    (finding,) = missing_layers(blueprint)
+    assert (finding.id, finding.level) == ("canary-coverage", "unknown")
+    assert finding.title.startswith("5 of the target's layers are of a kind")
 
 
 @pytest.mark.parametrize("name", FULL_SIZE)
@@ -93,7 +151,7 @@ def test_experts_are_cut_in_whole_groups_and_the_first_layers_keep_both_kinds():
         shrink({**DEEPSEEK_V3, "n_routed_experts": 8, "num_experts_per_tok": 2}, 1)["n_routed_experts"] == 8
     )
     assert shrink(QWEN3_235B, 1)["num_experts"] == 16
-    assert shrink(DEEPSEEK_V3, 1)["first_k_dense_replace"] == 1
+    assert shrink(DEEPSEEK_V3, 1, (0, 3, 4, 5))["first_k_dense_replace"] == 1
 
 
 def test_special_tokens_stay_inside_the_cut_vocabulary_in_the_wrapper_too():
@@ -130,13 +188,6 @@ def test_lists_with_one_entry_a_layer_are_cut_with_the_layers():
     assert (small["layer_types"], small["mlp_only_layers"]) == (kinds[:4], [0])
 
 
-def test_a_model_whose_four_layers_do_not_fit_gets_fewer(tmp_path, monkeypatch):
-    from eagle3_data.canary import model as canary_model
-
-    shrunk, model = canary_model._largest_that_fits(LLAMA_3_1_405B, tmp_path, 1, False)
-    assert shrunk["num_hidden_layers"] == 3 and size_bytes(model) <= MAX_BYTES
-
-
 def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any_engine_starts(tmp_path):
     target = write_target(
         tmp_path / "target", {**SMALL, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"}
@@ -145,7 +196,7 @@ def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any
         "no_such_module:Engine", str(target), (2,), "bfloat16", 1, 300, False, str(tmp_path)
     )
     (finding,) = run_canary(settings, tmp_path / "work", tmp_path / "engine.log")
-    assert (finding.id, finding.level) == ("canary-not-built", "fail")
+    assert (finding.id, finding.level) == ("canary-not-built", "unknown")
     assert "nosuch" in finding.title and "transformers" in finding.remedy
     assert not (tmp_path / "work").exists()
 
@@ -349,3 +400,99 @@ def test_a_states_file_that_is_missing_torn_or_failed_to_be_written(case):
         "truncated" in title for title in titles
     )
     assert any("OSError: No space left on device" in title for title in titles)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "length", "lost"),
+    [
+        (range(64, 128), 150, True),
+        (range(64), 150, True),
+        (range(128, 150), 150, True),
+        (range(64, 150), 150, True),  # the second step's cache is lost, and all that follows
+        (range(100, 150), 150, False),  # a window
+        (range(16, 32), 150, False),
+        (range(40, 100), 150, False),
+        (range(0, 150, 2), 150, False),
+        (range(150), 150, False),
+        (range(16, 32), 64, False),
+    ],
+)
+def test_only_whole_steps_are_called_a_lost_chunk(wrong, length, lost):
+    tokens = torch.zeros(length, dtype=torch.bool)
+    tokens[list(wrong)] = True
+    assert checks._are_lost_steps(tokens) == lost
+
+
+def test_a_window_that_the_engine_forgets_is_no_lost_chunk(case):
+    spoil(case[1], lambda states: torch.cat([states[:100], states[100:].flip(0)]), shortest=128)
+    findings = found(case)
+    assert ids(findings) == {"canary-parity"}
+    assert all("only tokens 1" in finding.title for finding in findings)
+
+
+def test_what_rounding_does_to_transformers_too_is_unknown_but_a_wrong_layer_is_not(case, monkeypatch):
+    monkeypatch.setattr(checks._Judge, "_own_errors_of", lambda judge, ids: torch.full((len(ids), 5), 0.3))
+    spoil(case[1], reversed_tokens, shortest=10)
+    findings = found(case)
+    level = "fail" if case[0].dtype == "float32" else "unknown"  # float32 itself is not rounded
+    assert {(finding.id, finding.level) for finding in findings} == {("canary-parity", level)}
+    assert all(("says nothing of the engine" in one.title) == (level == "unknown") for one in findings)
+    spoil(case[1], reversed_tokens, shortest=10)
+    spoil(case[1], layer_off_by_one)
+    assert {(finding.id, finding.level) for finding in found(case)} == {("canary-layer", "fail")}
+
+
+def test_rounding_of_a_plain_model_excuses_nothing(case):
+    spoil(case[1], reversed_tokens, shortest=10)
+    assert {(finding.id, finding.level) for finding in found(case)} == {("canary-parity", "fail")}
+
+
+def refuse(message):
+    def raising(*_, **__):
+        raise message
+
+    return raising
+
+
+def test_without_a_head_only_the_greedy_token_is_unknown(case, monkeypatch):
+    monkeypatch.setattr(checks, "read_head", refuse(InputError("no norm")))
+    (finding,) = found(case)
+    assert (finding.id, finding.level) == ("canary-greedy-token", "unknown") and "no norm" in finding.title
+    spoil(case[1], layer_off_by_one)
+    assert "canary-layer" in ids(found(case))
+
+
+def test_without_a_reference_structure_is_still_judged(case, monkeypatch):
+    monkeypatch.setattr(checks, "ReferenceModel", refuse(RuntimeError("no such kernel")))
+    (finding,) = found(case)
+    assert (finding.id, finding.level) == ("canary-reference", "unknown")
+    assert "RuntimeError: no such kernel" in finding.title
+    spoil(case[1], zeroed_tail, shortest=10)
+    assert ids(found(case)) == {"canary-all-zero", "canary-reference"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "machine"),
+    [
+        ("TypeError: 'function' object is not subscriptable (at vllm/v1/worker/mamba_utils.py:1226)", True),
+        ("AttributeError: '_OpNamespace' '_C' object has no attribute 'topk_sigmoid'", True),
+        ("ValueError: head size 192 is not supported on CPU", True),
+        ("KeyError: 'layers.0.mlp.gate'", False),
+    ],
+)
+def test_a_kernel_that_this_machine_lacks_is_said_as_the_machines_fault(
+    cause, machine, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    class Process:
+        log = tmp_path / "engine.log"
+
+        def explain(self, failure):
+            return replace(failure, causes=[cause])
+
+    word = Fatal(describe_situation(EngineError, "the engine died"))
+    finding = canary_run._engine_failed("canary-extraction", "no states", word, Process(), 9)
+    assert finding.level == "fail" and cause in finding.title
+    assert finding.title.startswith("this machine lacks a kernel") == machine
+    assert ("GPUs" in finding.remedy) == machine

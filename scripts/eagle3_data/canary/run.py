@@ -10,6 +10,7 @@ last state gives the greedy token. `canary_model` and `canary_quantization` are 
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -18,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from eagle3_data.canary.checks import MAX_BATCHED_TOKENS, Answer, check
-from eagle3_data.canary.model import build_canary
-from eagle3_data.canary.quantization import quantization_of, quantize_canary
+from eagle3_data.canary.model import Blueprint, build_canary, design_canary
+from eagle3_data.canary.quantization import quantization_of, quantize_canary, scheme_of
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.process import EngineProcess
-from eagle3_data.errors import EngineError, causes_of, errno_of, headline
+from eagle3_data.errors import EngineError, InputError, causes_of, errno_of, headline
 from eagle3_data.failures import describe_situation
 from eagle3_data.findings import Finding
 from eagle3_data.target import read_model_config, text_config
+from eagle3_data.validation.head import read_head
 
 LENGTHS = (1, 7, 16, 33, 65, 150)
 """Tokens: uneven, around the usual block sizes, and one that the canary's engine computes in three steps."""
@@ -35,6 +38,18 @@ SHARED_PREFIX = 40
 DEADLINE_S = 900.0
 """For the engine's start and all its answers. A start on eight GPUs, kernels compiled, takes three
 minutes."""
+
+NO_KERNEL = re.compile(
+    r"'function' object is not subscriptable"  # a Triton kernel, called where there is no Triton
+    r"|'_OpNamespace' '_\w+' object has no attribute|\bTriton\b"
+    r"|not (yet )?(supported|implemented) (on|for|by) (the )?CPU|CPU \w+ (only supports|does not support)",
+    re.IGNORECASE,
+)
+"""What vLLM's build for CPUs says where an architecture needs a kernel that exists for GPUs only."""
+NO_KERNEL_REMEDY = (
+    "extract on a machine with GPUs, or with extraction.engine:"
+    " eagle3_data.engines.transformers:TransformersEngine"
+)
 
 
 def run_canary(
@@ -45,8 +60,9 @@ def run_canary(
     shutil.rmtree(work, ignore_errors=True)
     try:
         target = Path(settings.model_path)
-        if not_built := _build(target, work / "model", settings):
-            return [not_built]
+        built = _build(target, work / "model", settings)
+        if isinstance(built, Finding):
+            return [built]
         quantization = quantization_of(read_model_config(target))
         quantized = bool(quantization) and quantize_canary(target, work / "model", work / "quantized")
         config = text_config(read_model_config(work / "model"))
@@ -62,31 +78,71 @@ def run_canary(
         through = replace(plain, model_path=str(work / "quantized")) if quantized else plain
         answers = _extract(through, prompts(config["vocab_size"]), log, deadline_s)
         findings = [answers] if isinstance(answers, Finding) else check(plain, answers, config["hidden_size"])
-        return [*findings, *_not_covered(None if quantized else quantization)]
+        return [*findings, *missing_layers(built), *_not_covered(None if quantized else quantization)]
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _build(target: Path, directory: Path, settings: EngineSettings) -> Finding | None:
+def _build(target: Path, directory: Path, settings: EngineSettings) -> Blueprint | Finding:
     try:
-        build_canary(target, directory, settings.tensor_parallel, settings.trust_remote_code)
+        return build_canary(target, directory, settings.tensor_parallel, settings.trust_remote_code)
     except Exception as error:  # noqa: BLE001  whatever transformers raises is the finding
-        told = "".join([headline(error), *(f"; caused by {headline(cause)}" for cause in causes_of(error))])
-        if any(errno_of(one) for one in (error, *causes_of(error))):
-            title = f"the small model cannot be made in {directory}: {told}"
-            return Finding(
-                id="canary-not-built",
-                level="fail",
-                title=title,
-                remedy="it takes up to 5 GB beside the store, for a minute: see to room and permissions",
-            )
-        title = f"transformers cannot build a small model of the target's architecture: {told}"
-        remedy = (
-            "install a transformers that knows it, or set target.trust_remote_code if it is in the"
-            " checkpoint; `compatibility.canary: off` goes on unproven"
-        )
+        if not any(errno_of(one) for one in (error, *causes_of(error))):
+            return not_built(error)
+        title = f"the small model cannot be made in {directory}: {_with_causes(error)}"
+        remedy = "it takes up to 5 GB beside the store, for a minute: see to room and permissions"
         return Finding(id="canary-not-built", level="fail", title=title, remedy=remedy)
-    return None
+
+
+def foresee_canary(target: Path, tensor_parallel: int, trust_remote_code: bool) -> list[Finding]:
+    """What the canary of the checkpoint `target` will not be able to tell, before any engine starts."""
+    config = read_model_config(target)
+    try:
+        missing = missing_layers(design_canary(target, tensor_parallel, trust_remote_code))
+    except Exception as error:  # noqa: BLE001  whatever transformers raises is the finding
+        missing = [not_built(error)]
+    quantization = quantization_of(config)
+    covered = quantization is None or scheme_of(quantization) is not None
+    return [
+        *missing,
+        *_not_covered(None if covered else quantization),
+        *_foresee_head(target, trust_remote_code),
+    ]
+
+
+def _foresee_head(target: Path, trust_remote_code: bool) -> list[Finding]:
+    try:
+        read_head(target, trust_remote_code)
+        return []
+    except InputError as error:
+        title = f"whether a sample's last state gives the engine's next token cannot be checked: {error}"
+        remedy = "none known; what validation proves without it is said in validation/<batch>.json"
+        return [Finding("greedy-token-unknown", "unknown", title, remedy=remedy)]
+
+
+def not_built(error: Exception) -> Finding:
+    """There is no small model, for a reason that is no fault of the target or of the engine."""
+    title = f"transformers cannot build a small model of the target's architecture: {_with_causes(error)}"
+    remedy = (
+        "nothing proves the engine before the load; install a transformers that knows the architecture, or"
+        " set target.trust_remote_code if its code is in the checkpoint"
+    )
+    return Finding(id="canary-not-built", level="unknown", title=title, remedy=remedy)
+
+
+def missing_layers(blueprint: Blueprint) -> list[Finding]:
+    if not blueprint.missing:
+        return []
+    title = (
+        f"{blueprint.missing} of the target's layers are of a kind that the canary does not have; it has"
+        f" layers {', '.join(map(str, blueprint.kept))} (counted from 0)"
+    )
+    remedy = "none known; states of such layers are proven by nothing but their structure and numbers"
+    return [Finding("canary-coverage", "unknown", title, remedy=remedy)]
+
+
+def _with_causes(error: Exception) -> str:
+    return "; caused by ".join(headline(one) for one in (error, *causes_of(error)))
 
 
 def prompts(vocab_size: int) -> list[tuple[int, ...]]:
@@ -180,11 +236,12 @@ def _engine_failed(name: str, title: str, word: Any, process: EngineProcess, dea
         )
     else:
         failure = describe_situation(EngineError, f"an answer that nobody asked for: {word!r}")
-    causes = "".join(f"; caused by {cause}" for cause in failure.causes)
+    told = failure.headline + "".join(f"; caused by {cause}" for cause in failure.causes)
+    if not torch.cuda.is_available() and NO_KERNEL.search(told):
+        title = (
+            "this machine lacks a kernel that the architecture needs, so the target cannot run on it either;"
+            f" nothing is said against the target or this vLLM on a GPU: {told}"
+        )
+        return Finding(id=name, level="fail", title=title, remedy=NO_KERNEL_REMEDY)
     remedy = failure.remedy or f"see the engine's output in {process.log}"
-    return Finding(
-        id=name,
-        level="fail",
-        title=f"{title}: {failure.headline}{causes}",
-        remedy=remedy,
-    )
+    return Finding(id=name, level="fail", title=f"{title}: {told}", remedy=remedy)

@@ -68,7 +68,7 @@ def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
         "skip_tokenizer_init": (
             True
         ),  # samples are token ids; a tokenizer would only bring remote code and load time
-        **({"language_model_only": True} if text is not config else {}),
+        **({"language_model_only": True} if text is not config or "vision_config" in config else {}),
         **settings.arguments,
     }
     if current_platform.is_cpu() and "kv_lora_rank" in text:
