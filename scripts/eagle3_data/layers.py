@@ -90,8 +90,8 @@ def resolve_layers(
             ""
             if requested is not None
             else (
-                "\n  the default layers do not fit so shallow a model; set extraction.layers, such as [1,"
-                f" {num_hidden_layers}]"
+                "\n  the default layers do not fit so shallow a model; set extraction.layers, such as"
+                f" {[min(1, num_hidden_layers - 1), num_hidden_layers]}"
             )
         )
         raise ConfigError(told + "".join(f"\n  {name}: {message}" for name, message in problems) + hint)

@@ -234,6 +234,17 @@ def test_tables_that_are_not_those_of_tokenizer_json_are_named(tmp_path, damage)
             merges[3], merges[4] = merges[4], merges[3]
 
 
+def test_a_role_that_two_files_give_to_different_tokens_is_named(tmp_path):
+    chatml(tmp_path)
+    written = {"content": "<|im_end|>", "lstrip": False}
+    change(tmp_path / "special_tokens_map.json", eos_token=written, pad_token=None, bos_token="<|begin|>")
+    assert "tokenizers-disagree" not in {f.id for f in findings(tmp_path)}
+    change(tmp_path / "special_tokens_map.json", eos_token={**written, "content": "<|eot|>"})
+    (finding,) = [f for f in findings(tmp_path) if f.id == "tokenizers-disagree"]
+    assert finding.level == "warn"
+    assert "eos_token is '<|eot|>' in special_tokens_map.json and '<|im_end|>'" in finding.title
+
+
 def test_a_tokenizer_json_of_another_checkpoint_fails(tmp_path):
     """The tokenizer in use is the checkpoint's own code, and tokenizer.json was made of another model."""
     kimi(tmp_path)

@@ -1,5 +1,7 @@
 """Layer ids: vLLM's convention everywhere, others translated at the border."""
 
+import json
+
 import pytest
 
 from eagle3_data.errors import ConfigError
@@ -29,6 +31,9 @@ def test_impossible_ids_are_named(layers: list[int], problem: str) -> None:
         resolve_layers(layers, "vllm", 8)
 
 
-def test_a_model_too_shallow_for_the_default_is_told_what_to_set() -> None:
-    with pytest.raises(ConfigError, match=r"set extraction.layers, such as \[1, 6\]"):
-        resolve_layers(None, "vllm", 6)
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_what_a_model_too_shallow_for_the_default_is_told_to_set_works(count: int) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve_layers(None, "vllm", count)
+    proposed = json.loads(str(refused.value).rpartition("such as ")[2])
+    assert resolve_layers(proposed, "vllm", count) == tuple(proposed)

@@ -12,7 +12,12 @@ from eagle3_data.compatibility.run.own_tokenizers import (
     own_tokenizers,
     vocabulary_text,
 )
-from eagle3_data.compatibility.run.token_ids import REMEDY, TokenFiles, table_differences
+from eagle3_data.compatibility.run.token_ids import (
+    REMEDY,
+    TokenFiles,
+    role_differences,
+    table_differences,
+)
 from eagle3_data.findings import Finding
 
 SHOWN_IDS = 4
@@ -27,7 +32,7 @@ def check_agreement(files: TokenFiles, used: Any) -> list[Finding]:
     place = str(files.directory)
     findings = [
         Finding("tokenizers-disagree", "warn", told, place, remedy=REMEDY)
-        for told in table_differences(files)
+        for told in [*role_differences(files), *table_differences(files)]
     ]
     code_is_used = type(used).__module__.startswith(OWN_CODE)
     for own in own_tokenizers(files.directory, code_is_used):

@@ -150,6 +150,26 @@ def _named_ids(record: dict[str, Any]) -> Iterator[tuple[str, int]]:
                     yield key, number
 
 
+def role_differences(files: TokenFiles) -> list[str]:
+    """Where special_tokens_map.json gives a role such as `eos_token` to another token than
+    tokenizer_config.json."""
+    ours, theirs = files.record("special_tokens_map.json"), files.record("tokenizer_config.json")
+    return [
+        f"{role} is {mapped!r} in special_tokens_map.json and {configured!r} in tokenizer_config.json"
+        for role in ours
+        if role.endswith("_token")
+        and (mapped := _content(ours[role])) is not None
+        and (configured := _content(theirs.get(role))) is not None
+        and mapped != configured
+    ]
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token, which may be written as an object with its options."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
 def table_differences(files: TokenFiles) -> list[str]:
     """How vocab.json and merges.txt differ from tokenizer.json, a sentence each."""
     ours, theirs = files.record("vocab.json"), files.vocabulary
