@@ -37,6 +37,8 @@ OWNER = "owner.json"
 seconds."""
 ABANDONED_S = 900.0
 """What nobody has renewed for so long was left by a process that is gone, wherever it ran."""
+DIRECTORIES = ("canary", "claims", "incoming", "quarantine")
+"""In a store, beside its shelves."""
 SETTING = "extraction.store"
 LOCK = ".lock"
 """In a shelf: held while a sample is committed or taken out. In the store itself: shared by all that rely on
@@ -147,7 +149,7 @@ class Store:
         return [path for path in self._entries() if len(path.name) == 2]
 
     def _subdirectories(self) -> list[Path]:
-        return [path for path in self._entries() if len(path.name) == 2 or path.is_dir()]
+        return [path for path in self._entries() if len(path.name) == 2 or path.name in DIRECTORIES]
 
     def _entries(self) -> list[Path]:
         try:

@@ -1,9 +1,11 @@
 """The store: a sample is there when both files are, and never half."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
-from eagle3_data.errors import InputError
+from eagle3_data.errors import InputError, StorageError
 from eagle3_data.processes import this_process
 from eagle3_data.records import find_json, read_json, write_json
-from eagle3_data.store import ABANDONED_S, Store
+from eagle3_data.store import ABANDONED_S, Store, check_root
 
 KEY = "ab" + 30 * "0"
 SIDECAR = {"tokens": 1, "size_bytes": 6, "xxh3_128": "x"}
@@ -184,3 +186,53 @@ def test_two_writers_of_one_record_with_the_same_process_number_do_not_take_each
         list(pool.map(lambda number: write_json(path, {"number": number}), range(400)))
     assert read_json(path)["number"] in range(400)
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+# ---- places where no store can be
+
+
+@pytest.mark.parametrize("store", ["file", "file/below", "/dev/null"])
+def test_a_store_that_cannot_be_is_said_in_one_line(tmp_path: Path, store: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        StorageError, match="is a file where a directory is needed; move it away, or set extr"
+    ):
+        check_root(tmp_path / store)
+    with pytest.raises(StorageError, match="is a file where a directory is needed"):
+        Store(tmp_path / store, "id").prepare()
+
+
+@pytest.mark.parametrize("shelf", ["ab", "incoming"])
+def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path, shelf: str) -> None:
+    store = Store(tmp_path, "id")
+    store.directory.mkdir()
+    (store.directory / shelf).write_text("")
+    with pytest.raises(StorageError, match=rf"id/{shelf} is a file where a directory is needed"):
+        store.prepare()
+
+
+def test_a_store_that_is_mounted_read_only_is_read_and_said_not_to_be_written(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
+    try:
+        store = committed(tmp_path)
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        check_root(tmp_path)
+        store.check_readable()
+        with store.in_use():
+            assert store.keys() == {KEY}
+        with pytest.raises(StorageError, match="is on a file system that is mounted read-only; mount it wr"):
+            store.prepare()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_does_not_forbid_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops by itself, with a ledger that says so."""
+
+    def full(**arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    Store(tmp_path, "id").prepare()
