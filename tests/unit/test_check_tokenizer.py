@@ -8,6 +8,7 @@ import pytest
 from checked_targets import LLAMA
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
+from eagle3_data import bounds
 from eagle3_data.compatibility.run import tokenizer as tokenizer_check
 from eagle3_data.compatibility.run.own_tokenizers import split_pattern
 from eagle3_data.compatibility.run.remote_code import check_remote_code
@@ -48,6 +49,32 @@ def test_a_sound_tokenizer_has_no_finding(tmp_path):
 def test_a_tokenizer_larger_than_the_model_fails(tmp_path):
     save_tokenizer(tmp_path, (TEMPLATES / "chatml.jinja").read_text(encoding="utf-8"))
     assert ("token-beyond-vocabulary", "fail") in tokenizer_ids(tmp_path, 100)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "ran for more than 0.5 s of processor time",
+        ),
+        ("{{ 'x' * 10000000000 }}", "asked for more than 0.5 GiB of memory"),
+    ],
+)
+def test_a_template_that_does_not_end_is_ended_and_named(tmp_path, monkeypatch, template, words):
+    monkeypatch.setattr(bounds, "SECONDS", 60 if "memory" in words else 0.5)
+    monkeypatch.setattr(bounds, "MEMORY_BYTES", 1 << 29)
+    size = len(save_tokenizer(tmp_path, template))
+    (tmp_path / "mine.jinja").write_text(template)
+    for place, settings in (
+        (str(tmp_path), {}),
+        ("tokenization.chat_template", {"chat_template": "mine.jinja"}),
+    ):
+        monkeypatch.chdir(tmp_path)
+        found = next(
+            finding for finding in findings(tmp_path, size, **settings) if finding.id == "template-fails"
+        )
+        assert words in found.title and found.client_location == place
 
 
 def test_a_template_is_at_most_a_warning_for_tokenization_has_succeeded_by_then(tmp_path):
