@@ -20,6 +20,7 @@ try:
     from eagle3_data.checkpoints import require
     from eagle3_data.config import load_config, read_config_file, write_sections
     from eagle3_data.errors import Eagle3DataError, InputError
+    from eagle3_data.hashing import hash_json
     from eagle3_data.locate import described_files, locate_target, state_of
     from eagle3_data.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
@@ -96,7 +97,7 @@ def target_files(wildcards):
         return [CONFIG.target.path]
     try:
         paths = described_files(locate_target(CONFIG.target.path))
-        return [str(path) for path in paths if os.access(path, os.R_OK)]
+        return nameable(str(path) for path in paths if os.access(path, os.R_OK))
     except InputError:
         return []
 
@@ -114,11 +115,30 @@ def target_state(wildcards):
         return "absent"
 
 
-def source_files(wildcards):
-    """What a change of tokenizes again. A missing file is left to the script, which explains it."""
+def all_source_files():
     files = [str(path) for source in CONFIG.data.sources for path in files_of(source)]
     template = CONFIG.tokenization.chat_template
     return [*files, template] if template and Path(template).exists() else files
+
+
+def source_files(wildcards):
+    """What a change of tokenizes again. A missing file is left to the script, which explains it."""
+    return nameable(all_source_files())
+
+
+def other_source_files(wildcards):
+    """Changes with those sources that cannot be named as inputs; empty where there are none."""
+    others = sorted(set(all_source_files()) - set(source_files(wildcards)))
+    return (
+        hash_json([(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in others])
+        if others
+        else ""
+    )
+
+
+def nameable(paths):
+    """Without those in whose name Snakemake would take a part in braces for a wildcard."""
+    return [path for path in paths if "{" not in path and "}" not in path]
 
 
 @cache

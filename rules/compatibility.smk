@@ -19,7 +19,7 @@ rule check_compatibility:
     conda:
         "../envs/workflow.yaml"
     params:
-        config=section("target", "tokenization", "extraction", "compatibility"),
+        config=section("target", "tokenization", "extraction", "compatibility", "training_set"),
     shell:
         'exec "$python" "$scripts/check_compatibility.py" installed --config {params.config:q}'
         " --target {input.target:q} --batches {input.batches:q} --output {output.json:q} 2> {log:q}"

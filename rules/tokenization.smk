@@ -25,6 +25,7 @@ checkpoint tokenize_dataset:
     params:
         config=section("target", "data", "tokenization"),
         directory=tokens_directory,
+        others=other_source_files,
     shell:
         'exec "$python" "$scripts/tokenize_dataset.py" --config {params.config:q} --target {input.target:q}'
         " --processes {threads} --output-dir {params.directory:q} 2> {log:q}"

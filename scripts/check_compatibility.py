@@ -44,6 +44,7 @@ def installed(arguments: argparse.Namespace) -> None:
         compatibility,
         BatchIndex.read(arguments.batches),
         Path(arguments.output).parent,
+        config.load_section(arguments.config, "training_set", config.TrainingSet),
     )
     foreseen = foresee_canary(Path(target.path), extraction.tensor_parallel, section.trust_remote_code)
     findings = in_order([*result.findings, *accept(foreseen, compatibility.allow)])

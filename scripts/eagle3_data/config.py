@@ -33,6 +33,7 @@ from eagle3_data.findings import IDS
 from eagle3_data.hashing import hash_json
 from eagle3_data.modes import PRIVATE_UMASK
 from eagle3_data.records import find_json, write_json
+from eagle3_data.run_paths import RunPaths
 
 
 class Section(BaseModel):
@@ -517,10 +518,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        if f"results/{self.run}" == self.extraction.store:
-            raise ValueError(
-                f"run {self.run!r} and extraction.store would share results/{self.run}; rename the run"
-            )
+        run = RunPaths.of_run(self.run)
+        store = os.path.realpath(self.extraction.store)
+        for outputs in (run.results, run.logs):
+            if _overlap(store, os.path.realpath(outputs)):
+                raise ValueError(
+                    f"extraction.store ({self.extraction.store}) and the run's own {outputs} lie in one"
+                    " another: what the run makes again would delete states; move the store, or rename the"
+                    " run"
+                )
         bound, longest = self.extraction.in_flight_tokens, self.tokenization.max_length
         if bound < longest:
             raise ValueError(
@@ -528,6 +534,11 @@ class Config(Section):
                 " longest sample would never be sent"
             )
         return self
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether two real paths are the same, or one lies in the other."""
+    return os.path.commonpath([first, second]) in (first, second)
 
 
 AnySection = TypeVar("AnySection", bound=Section)

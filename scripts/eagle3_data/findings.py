@@ -19,7 +19,7 @@ IDS = frozenset({
     "canary-engine-start", "canary-extraction", "canary-greedy-token", "canary-kernels", "canary-layer",
     "canary-not-built", "canary-not-finite", "canary-parity", "canary-post-norm", "canary-quantization",
     "canary-write", "canary-wrong-dtype", "canary-wrong-shape", "canary-wrong-token-ids",
-    "capture-transformed", "capture-unknown", "client-unparsable", "device-memory-short",
+    "capture-transformed", "capture-unknown", "client-unparsable", "demo-value", "device-memory-short",
     "devices-idle", "devices-too-few", "discarded-result", "disk-short", "disk-tight",
     "duplicate-layer", "engine-unknown", "eos-disagrees", "every-rank-writes", "experts-do-not-divide",
     "heads-do-not-divide", "hybrid-page-too-small", "hybrid-states-wrong", "ignored-key",

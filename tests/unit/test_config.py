@@ -70,7 +70,7 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
             changed(compatibility={"allow": ["nonsense"]}),
             "compatibility.allow: there is no finding 'nonsense'; copy the id from the report",
         ),
-        (changed(run="store"), "would share results/store"),
+        (changed(run="store"), "extraction.store (results/store) and the run's own results/store lie in one"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],
 )
@@ -78,6 +78,30 @@ def test_what_is_wrong_is_told_with_its_place(values: dict[str, Any], message: s
     with pytest.raises(ConfigError) as raised:
         load_config(values)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "results/demo",
+        "./results/demo/",
+        "results/demo/training_set",
+        "results",
+        "elsewhere/../logs/demo/x",
+        "link",
+    ],
+)
+def test_a_store_among_the_runs_own_outputs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("results/demo/extraction")
+    with pytest.raises(ConfigError, match="lie in one another"):
+        load_config(changed(extraction={"store": store}))
+    with pytest.raises(ConfigError, match="lie in one another"):
+        load_config(changed(extraction={"store": str(tmp_path / store)}))
+    for beside in ("results/demo-store", "results/other/store", str(tmp_path.parent / "store")):
+        load_config(changed(extraction={"store": beside}))
 
 
 def test_a_wrong_source_is_not_reported_as_a_missing_one() -> None:

@@ -13,6 +13,7 @@ from eagle3_data import devices
 from eagle3_data.batch_index import BatchIndex
 from eagle3_data.compatibility.client import versions
 from eagle3_data.compatibility.run import arithmetic
+from eagle3_data.compatibility.run.demo_values import check_demo_values
 from eagle3_data.compatibility.run.importing import Importing
 from eagle3_data.compatibility.run.remote_code import check_remote_code
 from eagle3_data.compatibility.run.static import Model, Question, check_tree
@@ -22,7 +23,7 @@ from eagle3_data.compatibility.source.symbols import Symbols
 from eagle3_data.compatibility.vllm.engine_class import check_engine
 from eagle3_data.compatibility.vllm.models import ModelRegistry
 from eagle3_data.compatibility.vllm.wire_contract import Plan
-from eagle3_data.config import Compatibility, Extraction, Tokenization
+from eagle3_data.config import Compatibility, Extraction, Tokenization, TrainingSet
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.findings import Finding, Findings, accept, in_order
 from eagle3_data.layers import OFFSETS, default_layers
@@ -56,6 +57,7 @@ def check(
     compatibility: Compatibility,
     batches: BatchIndex,
     results: Path,
+    training_set: TrainingSet | None = None,
 ) -> Findings:
     """Everything stage A can tell about this run on this machine."""
     started = time.monotonic()
@@ -94,6 +96,8 @@ def check(
     else:
         findings += arithmetic.check_layers(layers, target.num_hidden_layers, "extraction.layers")
     findings += check_tokenizer(target, target_section, tokenization)
+    if training_set:
+        findings += check_demo_values(target.vocab_size, tokenization, training_set)
     findings += importing.finish()
     if unchecked := not_checked(target, extraction, compatibility):
         subject |= {"not checked": "; ".join(unchecked)}
