@@ -165,7 +165,12 @@ def weight_files(directory: Path) -> list[Path]:
 
 def check_weights(directory: Path) -> None:
     """Raises InputError naming each weight file that is cut short, damaged, or not what the index says."""
-    if problems := weight_problems(weight_files(directory), read_weight_map(directory)):
+    files, weight_map = weight_files(directory), read_weight_map(directory)
+    try:
+        problems = weight_problems(files, weight_map)
+    except OSError as error:
+        raise _unreadable(Path(error.filename or directory), error) from error
+    if problems:
         raise InputError(f"{directory}: {_first_of(problems, '; ')}; download what is named here again")
 
 

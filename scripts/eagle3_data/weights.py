@@ -30,7 +30,8 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def weight_problems(files: list[Path], weight_map: Mapping[str, str] | None) -> list[str]:
-    """What is wrong with the weight files, a line for each, naming it; none where they are whole.
+    """What is wrong with the weight files, a line for each, naming it; none where they are whole. Raises
+    OSError where one cannot be read.
 
     `weight_map` is that of the index: the file of each tensor by its name; None where there is no index.
     """
@@ -41,8 +42,6 @@ def weight_problems(files: list[Path], weight_map: Mapping[str, str] | None) -> 
             tensors[file.name] = tensor_names(file)
         except ValueError as error:
             problems.append(f"{file.name} {message_of(error)}")
-        except OSError as error:
-            problems.append(f"{file.name} cannot be read ({error.strerror}); check its permissions")
     if weight_map is None:
         return problems + _absent_shards(files)
     lacking: dict[str, list[str]] = {}

@@ -4,7 +4,9 @@ nothing half-written."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +96,27 @@ def test_bad_input_is_explained(
     assert not list(workflow.results.glob("extraction/**/*.json")), "no pass may start"
     assert all(json.loads(path.read_text()) for path in workflow.directory.glob("results/**/*.json"))
     assert not list(workflow.directory.glob("results/**/*.part"))
+
+
+OBEYING_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+"""Root without the right to read what its mode forbids."""
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads everything")
+def test_a_tokenizer_that_may_not_be_read_is_named(tmp_path: Path, tiny_llama: Path) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "target")
+    write_jsonl(tmp_path / "data.jsonl", [conversation(number) for number in range(10)])
+    workflow = Workflow(tmp_path, fast_config(Path("target")))
+    (tmp_path / "target/tokenizer.json").chmod(0)
+    prefix = OBEYING_MODES if os.geteuid() == 0 else ()
+    run = subprocess.run(
+        [*prefix, *workflow.arguments("extract")],
+        cwd=tmp_path,
+        env=workflow.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0 and "Traceback" not in told
+    assert "target/tokenizer.json cannot be read (Permission denied); check its permissions" in told
