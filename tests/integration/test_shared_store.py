@@ -6,12 +6,14 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from eagle3_data.modes import current_umask
 from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow
@@ -103,3 +105,27 @@ def test_four_at_once_compute_every_sample_once(four):
     assert sorted(key for workflow in four for key in four.computed(workflow)) == sorted(four[0].all_keys())
     for workflow in four:
         four.assert_all_complete(workflow)
+
+
+def test_all_that_a_run_writes_follows_the_umask(finished_template: Workflow, tiny_llama: Path) -> None:
+    umask = current_umask()
+    for place in (finished_template.directory / "results", finished_template.directory / "logs", tiny_llama):
+        for path in (place, *place.rglob("*")):
+            assert mode(path) == (0o777 if path.is_dir() else 0o666) & ~umask, path
+
+
+def test_a_private_run_keeps_what_it_writes_to_its_owner_and_makes_nothing_again(fast: Workflow) -> None:
+    places = [fast.directory / "results", fast.directory / "logs"]
+    before = {path for place in places for path in place.rglob("*")}
+    fast.config["private"] = True
+    run = fast.run("extract")
+    assert run.returncode == 0, run.output
+    assert not {"tokenize_dataset", "describe_target", "check_compatibility"} & set(run.jobs)
+    written = {path for place in places for path in place.rglob("*")} - before
+    assert len([path for path in written if path.suffix == ".safetensors"]) == 10
+    for path in written:
+        assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
