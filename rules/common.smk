@@ -71,9 +71,13 @@ os.environ.setdefault(
     join(["snakemake", *("extract" if argument == "status" else argument for argument in sys.argv[1:])]),
 )
 # Under `--sdm conda` a rule's own environment brings its python; otherwise it is the one that runs Snakemake.
-IN_CONDA = any(
-    str(method).lower().endswith("conda") for method in workflow.deployment_settings.deployment_method
-)
+DEPLOYMENT = [str(method).lower() for method in workflow.deployment_settings.deployment_method]
+IN_CONDA = any(method.endswith("conda") for method in DEPLOYMENT)
+if any(method.endswith(("apptainer", "singularity")) for method in DEPLOYMENT):
+    raise WorkflowError(
+        "this workflow names no container images, so `--sdm apptainer` would change nothing; run Snakemake itself in"
+        " a container that holds .venv, or use `--sdm conda` (docs/snakemake.md)"
+    )
 shell.prefix(f"python={quote('python' if IN_CONDA else sys.executable)} scripts={quote(SCRIPTS)}; ")
 
 
