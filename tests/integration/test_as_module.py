@@ -58,7 +58,7 @@ def test_an_outer_workflow_uses_it_with_two_configurations(fast: Workflow) -> No
     outer = fast.directory / "outer"
     outer.mkdir()
     (fast.directory / "data.jsonl").rename(outer / "data.jsonl")
-    lengths = {"one": 512, "two": 20}
+    lengths = {"one": 512, "two": 36}
     configs = {
         run: {**fast.config, "run": run, "tokenization": {"max_length": length}}
         for run, length in lengths.items()
