@@ -52,9 +52,12 @@ class Plan:
         self._paths = ExtractionPaths(run.extraction)
         self._view: tuple[Any, TokensView] | None = None
         self._records: dict[str, BatchRecord] = {}
-        for path in self._paths.root.glob("records/*.json"):
+        self._damaged: list[Path] = []
+        for path in sorted(self._paths.root.glob("records/*.json")):
             if record := BatchRecord.find(path):
                 self._records[path.stem] = record
+            else:
+                self._damaged.append(path)
         numbers = self._paths.pass_numbers() + [int(record.number) for record in self._records.values()]
         self.next_number = f"{1 + max(numbers, default=0):03d}"
         self.unsealed = (
@@ -120,13 +123,12 @@ class Plan:
             (self._run.target, TargetDescription),
             (self._run.batches, BatchIndex),
             (self._run.report, Findings),
-            (self._paths.record("*"), BatchRecord),
             (self._paths.ledger("[0-9]*", "*"), Ledger),
             (self._run.gate("*"), Gate),
             (self._run.verdict("*"), BatchVerdict),
             (self._run.rejected("*"), BatchVerdict),
         )
-        return [
+        return self._damaged + [
             path
             for pattern, kind in kinds
             for path in sorted(self._run.results.glob(str(pattern.relative_to(self._run.results))))
