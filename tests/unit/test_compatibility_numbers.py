@@ -361,4 +361,5 @@ def test_every_id_is_explained_in_the_documentation_and_no_other():
     page = (PACKAGE.parents[1] / "docs/compatibility.md").read_text(encoding="utf-8")
     table = page[page.index("| id | means |") :]
     first_cells = "".join(line.split("|")[1] for line in table.splitlines())
-    assert set(re.findall(r"`([a-z0-9-]+)`", first_cells)) == IDS
+    explained = set(re.findall(r"`([a-z0-9-]+)`", first_cells))
+    assert explained == IDS, "add each id of findings.IDS to the table in docs/compatibility.md"
