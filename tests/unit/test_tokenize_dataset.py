@@ -291,7 +291,8 @@ def test_what_kept_rows_have_lost_is_counted_in_ledger_and_summary(tmp_path):
         "  1 x untrained: the data marks every turn of the assistant as not to be trained (first talks:2)",
         "  1 x multimodal: images, video or audio belong to the row; to train on its text alone, set the"
         " source's `multimodal: keep` (first talks:3: <image> in turn 0)",
-        "  2 x ignored-field context: a field that has a meaning in known data sets is not used"
+        "  2 x ignored-field context: a field that has a meaning in known data sets is not used;"
+        " if it belongs to the prompt, name it in the source's `system_field`, `input_field` or `tools_field`"
         " (first talks:0)",
         "  2 x missing-field system_field persona: no row has this field, which the configuration names"
         " (first talks:0)",

@@ -31,7 +31,10 @@ REASONS = {
 """Reason codes of the ledger, and what they mean."""
 
 NOTICES = {
-    "ignored-field": "a field that has a meaning in known data sets is not used",
+    "ignored-field": (
+        "a field that has a meaning in known data sets is not used; if it belongs to the prompt, name it in"
+        " the source's `system_field`, `input_field` or `tools_field`"
+    ),
     "missing-field": "no row has this field, which the configuration names",
     "untrained-turn": "turns of the assistant that the data marks as not to be trained are context only",
     "training-flag": "turns of others are marked as to be trained; only the assistant's are",
