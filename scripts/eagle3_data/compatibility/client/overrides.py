@@ -1,42 +1,39 @@
-"""Checks a client's subclasses of vLLM's classes: abstract methods, overrides, attributes of `self`,
-`super().__init__`. Standard library only."""
+"""Checks a client's subclasses of vLLM's classes: abstract methods and overrides. Standard library only."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
 
+from eagle3_data.compatibility.client.expressions import ClassScope
+from eagle3_data.compatibility.client.index import ClientIndex
 from eagle3_data.compatibility.source.client import ClientFile
-from eagle3_data.compatibility.source.signatures import bind, of_constructor, of_method
+from eagle3_data.compatibility.source.signatures import of_method
 from eagle3_data.compatibility.source.symbols import (
     ClassSymbol,
     FunctionSymbol,
     Symbols,
-    dotted,
     has_decorator,
-    last_name,
     statements,
 )
-from eagle3_data.findings import Finding
+from eagle3_data.findings import Finding, Level
 
 REMEDY = "adapt the subclass to this vLLM, or use a vLLM it was written for"
+KINDS = ("property", "cached_property", "classmethod", "staticmethod")
 
 
 def check_subclass(
-    file: ClientFile, node: ast.ClassDef, bases: Sequence[ClassSymbol], symbols: Symbols
+    file: ClientFile, node: ast.ClassDef, scope: ClassScope, symbols: Symbols, index: ClientIndex
 ) -> list[Finding]:
-    """`bases` are those of the class's bases that are vLLM's."""
-    complete = len(bases) == len(node.bases) and all(symbols.mro(base)[1] for base in bases)
-    findings = [
-        *_abstract_left(file, node, bases, symbols),
-        *_overrides(file, node, bases, symbols),
-        *_super_init(file, node, bases, symbols),
+    """`scope` names those of the class's bases that are vLLM's, and whether these are all."""
+    return [
+        *(_abstract_left(file, node, scope, symbols, index) if scope.complete else ()),
+        *_overrides(file, node, scope.bases, symbols),
     ]
-    return findings + (list(_unknown_attributes(file, node, bases, symbols)) if complete else [])
 
 
-def _own_methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    return {s.name: s for s in statements(node.body) if isinstance(s, ast.FunctionDef)}
+def _own_methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {s.name: s for s in statements(node.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def _find(symbols: Symbols, bases: Sequence[ClassSymbol], name: str) -> FunctionSymbol | None:
@@ -44,35 +41,32 @@ def _find(symbols: Symbols, bases: Sequence[ClassSymbol], name: str) -> Function
 
 
 def _abstract_left(
-    file: ClientFile, node: ast.ClassDef, bases: Sequence[ClassSymbol], symbols: Symbols
+    file: ClientFile, node: ast.ClassDef, scope: ClassScope, symbols: Symbols, index: ClientIndex
 ) -> Iterator[Finding]:
-    own = _own_methods(node)
-    abstract = {
+    """Of a class that the client makes, not of one that it only derives others from."""
+    if index.has_subclass(node) or any(
+        has_decorator(method, "abstractmethod") for method in _own_methods(node).values()
+    ):
+        return
+    names = {
         statement.name: FunctionSymbol(owner.module, statement, owner)
-        for base in bases
+        for base in scope.bases
         for owner in symbols.mro(base)[0]
         for statement in statements(owner.node.body)
-        if isinstance(statement, ast.FunctionDef) and has_decorator(statement, "abstractmethod")
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        and has_decorator(statement, "abstractmethod")
     }
-    for name, method in abstract.items():
-        nearest = _find(symbols, bases, name)
-        if (
-            name not in own
-            and nearest is not None
-            and has_decorator(nearest.node, "abstractmethod")
-            and not has_decorator(node, "abstractmethod")
-        ):
-            title = (
-                f"{node.name} does not implement the abstract {method.qualified_name}, so it cannot be made"
-            )
-            yield Finding(
-                "abstract-not-implemented",
-                "fail",
-                title,
-                file.location(node),
-                symbols.location(method),
-                remedy=REMEDY,
-            )
+    for name, method in names.items():
+        nearest = [member for base in scope.bases if (member := symbols.member(base, name)) is not None]
+        if name in scope.own or not all(_is_abstract(member) for member in nearest):
+            continue
+        title = f"{node.name} does not implement the abstract {method.qualified_name}, so it cannot be made"
+        place = symbols.location(method)
+        yield Finding("abstract-not-implemented", "fail", title, file.location(node), place, remedy=REMEDY)
+
+
+def _is_abstract(member: object) -> bool:
+    return isinstance(member, FunctionSymbol) and has_decorator(member.node, "abstractmethod")
 
 
 def _overrides(
@@ -84,92 +78,36 @@ def _overrides(
         if (
             base is None
             or name == "__init__"
-            or has_decorator(function, "property")
-            or has_decorator(base.node, "property")
+            or any(
+                has_decorator(function, kind) != has_decorator(base.node, kind)
+                or ("property" in kind and has_decorator(function, kind))
+                for kind in KINDS
+            )
         ):
             continue
         own, theirs = of_method(FunctionSymbol("", function)), of_method(base)
+        certain: Level = "fail" if _calls(symbols, name) else "unknown"
+        place = file.location(function), symbols.location(base)
         room = len(theirs.positional) if own.takes_any_positional else len(own.positional)
         for position, argument in enumerate(theirs.names):
             positional = position < len(theirs.positional)
             if (positional and position < room) or argument in own.names or own.takes_any_keyword:
                 continue
-            level = "fail" if argument in theirs.required else "warn"
+            level: Level = certain if argument in theirs.required else "warn"
             title = (
                 f"override {node.name}.{name} does not take '{argument}', which {base.qualified_name} takes"
             )
-            yield Finding(
-                "override-misfit",
-                "fail" if level == "fail" else "warn",
-                title,
-                file.location(function),
-                symbols.location(base),
-                remedy=REMEDY,
-            )
-        if extra := own.required - set(theirs.names) - set(own.positional[: len(theirs.positional)]):
+            yield Finding("override-misfit", level, title, *place, remedy=REMEDY)
+        extra = own.required - set(theirs.names) - set(own.positional[: len(theirs.positional)])
+        if extra and not theirs.takes_any_positional:
             title = (
                 f"override {node.name}.{name} needs {', '.join(sorted(extra))}, which vLLM does not pass to"
                 f" {base.qualified_name}"
             )
-            yield Finding(
-                "override-misfit",
-                "fail",
-                title,
-                file.location(function),
-                symbols.location(base),
-                remedy=REMEDY,
-            )
+            yield Finding("override-misfit", certain, title, *place, remedy=REMEDY)
 
 
-def _super_init(
-    file: ClientFile, node: ast.ClassDef, bases: Sequence[ClassSymbol], symbols: Symbols
-) -> Iterator[Finding]:
-    signature = of_constructor(symbols, bases[0])
-    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
-        function = call.func
-        if not (
-            isinstance(function, ast.Attribute)
-            and function.attr == "__init__"
-            and isinstance(function.value, ast.Call)
-        ):
-            continue
-        if last_name(function.value) == "super" and signature is not None:
-            for misfit in bind(call, signature):
-                place = symbols.location(symbols.method(bases[0], "__init__") or bases[0])
-                yield Finding(
-                    misfit.id,
-                    "fail",
-                    f"{bases[0].name}.__init__() {misfit.message}",
-                    file.location(call),
-                    place,
-                    remedy=REMEDY,
-                )
-
-
-def _unknown_attributes(
-    file: ClientFile, node: ast.ClassDef, bases: Sequence[ClassSymbol], symbols: Symbols
-) -> Iterator[Finding]:
-    """Attributes read from `self` that neither the subclass nor vLLM's classes define: private ones move
-    between versions."""
-    own = set(_own_methods(node)) | {
-        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
-    }
-    for statement in statements(node.body):
-        if isinstance(statement, ast.Assign | ast.AnnAssign):
-            own |= {
-                dotted(target)
-                for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
-            }
-    reads = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
-    for read in sorted(reads, key=lambda n: n.lineno):
-        of_self = dotted(read.value) == "self" or (
-            isinstance(read.value, ast.Call) and last_name(read.value) == "super"
-        )
-        if not of_self or read.attr.startswith("__") or (dotted(read.value) == "self" and read.attr in own):
-            continue
-        if all(symbols.member(base, read.attr) is None for base in bases):
-            own.add(read.attr)  # told once, at its first use
-            title = f"{node.name} uses self.{read.attr}, which {bases[0].name} does not have"
-            yield Finding(
-                "missing-name", "fail", title, file.location(read), symbols.location(bases[0]), remedy=REMEDY
-            )
+def _calls(symbols: Symbols, name: str) -> bool:
+    """Whether vLLM calls a method of that name in so many words; `forward` runs through torch, with whatever
+    the model's runner passes."""
+    return name in symbols.index.called_methods and name != "forward"

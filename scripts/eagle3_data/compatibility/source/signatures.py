@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle3_data.compatibility.source.symbols import (
     ClassSymbol,
     FunctionSymbol,
     Symbols,
+    dotted,
     has_decorator,
     last_name,
     statements,
@@ -77,16 +78,49 @@ def of_method(function: FunctionSymbol) -> Signature:
 def of_constructor(symbols: Symbols, cls: ClassSymbol) -> Signature | None:
     """What `cls(...)` takes; None where that is decided outside the tree (a foreign base, `__new__`, a
     pydantic model)."""
-    classes, _ = symbols.mro(cls)
+    classes, complete = symbols.mro(cls)
+    inherits_fields = any(last_name(base) == "Struct" for owner in classes for base in owner.node.bases)
     for owner in classes:
         for statement in statements(owner.node.body):
             if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
-                return of_function(FunctionSymbol(owner.module, statement, owner), bound=True)
+                function = FunctionSymbol(owner.module, statement, owner)
+                return with_forwarded(symbols, function, of_function(function, bound=True))
             if isinstance(statement, ast.FunctionDef) and statement.name == "__new__":
                 return None
-        if _is_record(owner.node):
-            return _of_fields(symbols, owner)
+        if inherits_fields or _is_record(owner.node):
+            return _of_fields(symbols, owner, inherits_fields) if complete else None
     return None
+
+
+def with_forwarded(
+    symbols: Symbols, function: FunctionSymbol, signature: Signature, depth: int = 0
+) -> Signature:
+    """The signature, its `**kwargs` replaced by what the one constructor that they are handed on to takes, as
+    `LLM(...)` hands what it does not know to EngineArgs."""
+    kwarg = function.node.args.kwarg
+    if kwarg is None or depth > 1:
+        return signature
+    calls = [
+        call
+        for call in ast.walk(function.node)
+        if isinstance(call, ast.Call)
+        and any(k.arg is None and dotted(k.value) == kwarg.arg for k in call.keywords)
+    ]
+    target = symbols.lookup(function.module, calls[0].func) if len(calls) == 1 else None
+    inner = (
+        of_constructor(symbols, target)
+        if isinstance(target, ClassSymbol) and target != function.owner
+        else None
+    )
+    if inner is None or inner.takes_any_keyword:
+        return signature
+    own = {
+        node.value
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
+    }  # keys that the function itself takes out of its keywords
+    more = tuple(name for name in (*inner.names, *sorted(own)) if name not in signature.names)
+    return replace(signature, keyword_only=(*signature.keyword_only, *more), takes_any_keyword=False)
 
 
 def _is_record(node: ast.ClassDef) -> bool:
@@ -96,13 +130,26 @@ def _is_record(node: ast.ClassDef) -> bool:
     )
 
 
-def _of_fields(symbols: Symbols, cls: ClassSymbol) -> Signature:
+def _of_fields(symbols: Symbols, cls: ClassSymbol, all_bases: bool) -> Signature:
+    """`all_bases`: every base's fields count (msgspec's Struct), not only those of decorated classes."""
     fields: dict[str, bool] = {}
+    keyword_only: set[str] = set()
     for owner in reversed(symbols.mro(cls)[0]):
-        if _is_record(owner.node):
-            fields |= dict(_own_fields(owner.node))
-    fields = {name: required for name, required in fields.items() if name}
-    return Signature(tuple(fields), (), frozenset(name for name, required in fields.items() if required))
+        if all_bases or _is_record(owner.node):
+            own = dict(_own_fields(owner.node))
+            fields |= own
+            keyword_only |= set(own) if _keywords_only(owner.node) else set()
+    required = frozenset(name for name, needed in fields.items() if needed)
+    positional = tuple(name for name in fields if name not in keyword_only)
+    return Signature(positional, tuple(name for name in fields if name in keyword_only), required)
+
+
+def _keywords_only(node: ast.ClassDef) -> bool:
+    decorators = [d for d in node.decorator_list if isinstance(d, ast.Call)]
+    keywords = [*node.keywords, *(k for d in decorators for k in d.keywords)]
+    return any(
+        k.arg == "kw_only" and isinstance(k.value, ast.Constant) and k.value.value is True for k in keywords
+    )
 
 
 def _own_fields(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
@@ -126,29 +173,55 @@ def _own_fields(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
         yield statement.target.id, not first_is_default and not DEFAULT_KEYWORDS & set(keywords)
 
 
-def bind(call: ast.Call, signature: Signature) -> list[Misfit]:
-    """Why `call` would raise TypeError; empty where it fits, or where `*args` and `**kwargs` leave it
-    open."""
+@dataclass(frozen=True)
+class Spread:
+    """What `**name` adds to a call: keys known to be passed, and whether they are all."""
+
+    keys: frozenset[str] = frozenset()
+    closed: bool = False
+
+
+def bind(call: ast.Call, signature: Signature, spread: Spread | None = None) -> list[Misfit]:
+    """Why `call` would raise TypeError; empty where it fits, or where `*args` and `**kwargs` leave it open.
+
+    `spread`: what is known of the call's `**` arguments.
+    """
     plain = [argument for argument in call.args if not isinstance(argument, ast.Starred)]
-    spread = len(plain) < len(call.args) or any(keyword.arg is None for keyword in call.keywords)
+    starred = len(plain) < len(call.args)
+    spread = spread or Spread(closed=all(keyword.arg is not None for keyword in call.keywords))
     misfits = []
     if len(plain) > len(signature.positional) and not signature.takes_any_positional:
         misfits.append(
             Misfit(
                 "unexpected-argument",
-                f"takes {len(signature.positional)} positional arguments, {len(plain)} are passed",
+                f"takes {_arguments(len(signature.positional))}, {len(plain)} are passed",
             )
         )
     given = list(signature.positional[: len(plain)])
-    for name in (keyword.arg for keyword in call.keywords if keyword.arg is not None):
-        if name in given:
+    written = [keyword.arg for keyword in call.keywords if keyword.arg is not None]
+    for name in (*written, *sorted(spread.keys)):
+        if name in given and not starred:
             misfits.append(Misfit("unexpected-argument", f"gets argument '{name}' twice"))
         elif name not in signature.names and not signature.takes_any_keyword:
             misfits.append(Misfit("unexpected-argument", f"takes no argument '{name}'"))
         given.append(name)
-    missing = (
-        []
-        if spread
-        else [name for name in signature.names if name in signature.required and name not in given]
-    )
+    if starred or not spread.closed:
+        return misfits
+    missing = [name for name in signature.names if name in signature.required and name not in given]
     return misfits + [Misfit("missing-argument", f"needs argument '{name}'") for name in missing]
+
+
+def _arguments(count: int) -> str:
+    return f"{count} positional argument{'s' * (count != 1)}"
+
+
+def misplaced(call: ast.Call, signature: Signature) -> Misfit | None:
+    """A positional argument that is named like another parameter, which the call leaves to a third: the order
+    may have changed."""
+    names = [dotted(argument).split(".")[-1].lstrip("_") for argument in call.args]
+    for position, (name, parameter) in enumerate(zip(names, signature.positional, strict=False)):
+        if name == parameter or name not in signature.positional or parameter not in names:
+            continue
+        if position < len(names) and signature.positional.index(name) != position:
+            return Misfit("argument-order", f"takes '{parameter}' where '{name}' is passed")
+    return None

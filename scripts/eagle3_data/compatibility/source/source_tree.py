@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import Path
@@ -151,11 +150,6 @@ class SourceTree:
         """`file:line` of a node, or of a module where there is no node."""
         path = self.path_of(module) or module.replace(".", "/")
         return f"{path}:{node.lineno}" if node is not None and hasattr(node, "lineno") else path
-
-    def modules(self) -> Iterator[tuple[str, str]]:
-        """(module name, path) of every Python file of the package."""
-        for path in self.files.python_files(self.package):
-            yield path.removesuffix(".py").removesuffix("/__init__").replace("/", "."), path
 
 
 def _assigned_version(tree: ast.Module) -> str:

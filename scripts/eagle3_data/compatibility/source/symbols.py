@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from eagle3_data.compatibility.source.source_tree import SourceTree
+from eagle3_data.compatibility.source.tree_index import TreeIndex
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_DEPTH = 12
-TRANSPARENT_BASES = {"object", "ABC", "Protocol", "Generic", "Enum", "IntEnum", "NamedTuple"}
+DYNAMIC = re.compile(r"\bsetattr\(self, (?!['\"])|\bself\.__dict__\b")
+TRANSPARENT_BASES = {
+    "object", "ABC", "Protocol", "Generic", "Enum", "IntEnum", "StrEnum", "NamedTuple", "Struct", "TypedDict",
+}  # fmt: skip
+"""Bases outside of the tree that add no attribute but those that every such class has."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,16 @@ class ModuleSymbol:
     name: str
 
 
-@dataclass(frozen=True)
-class Unresolved:
-    certain: bool
+class Unresolved(Enum):
+    OUTSIDE = "leads out of the tree, or is made at run time"
+    ABSENT = "certainly not there"
 
 
-OUTSIDE = Unresolved(certain=False)
-ABSENT = Unresolved(certain=True)
+OUTSIDE, ABSENT = Unresolved.OUTSIDE, Unresolved.ABSENT
 Symbol = ClassSymbol | FunctionSymbol | ValueSymbol | ModuleSymbol | Unresolved
+
+
+Member = ClassSymbol | FunctionSymbol | ValueSymbol
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,14 @@ class Symbols:
 
     def __init__(self, tree: SourceTree) -> None:
         self.tree = tree
+        self.index = TreeIndex(tree)
         self._tables: dict[str, dict[str, Symbol | Alias]] = {}
+        self._mros: dict[ClassSymbol, tuple[list[ClassSymbol], bool]] = {}
+        self._members: dict[tuple[ClassSymbol, str], Member | None] = {}
+        self._on_demand: dict[str, set[str] | None] = {}
+        self._for_typing: dict[str, set[str]] = {}
+        self._below: dict[ClassSymbol, list[ClassSymbol]] = {}
+        self._own_names: dict[ClassSymbol, dict[str, Member]] = {}
 
     def table(self, module: str) -> dict[str, Symbol | Alias]:
         """The names a module defines or imports at its top level."""
@@ -208,7 +224,50 @@ class Symbols:
             and not self.tree.parse(module).body
             and self.tree.source(module).strip()
         )
-        return OUTSIDE if "__getattr__" in self.table(module) or unparsed else ABSENT
+        return OUTSIDE if self._made_on_demand(module, name) or unparsed else ABSENT
+
+    def importable(self, module: str, name: str) -> Symbol:
+        """As `resolve`, but what the module binds under TYPE_CHECKING alone is not there at run time."""
+        if module.split(".")[0] == self.tree.package and name in self._typing_only(module):
+            return ABSENT
+        return self.resolve(module, name)
+
+    def _made_on_demand(self, module: str, name: str) -> bool:
+        """Whether the module's `__getattr__` may give the name."""
+        if module not in self._on_demand:
+            self._on_demand[module] = self._names_on_demand(module)
+        names = self._on_demand[module]
+        return names is None or name in names
+
+    def _names_on_demand(self, module: str) -> set[str] | None:
+        """What the module's `__getattr__` gives, None where that cannot be told. Where it looks names up in a
+        dictionary of the module, as those of `vllm` and `vllm.envs` do, those keys are all there is."""
+        function = self.table(module).get("__getattr__")
+        if not isinstance(function, FunctionSymbol):
+            return set() if function is None else None
+        nodes = list(ast.walk(function.node))
+        keys = [self._keys_of(module, node.id) for node in nodes if isinstance(node, ast.Name)]
+        known = [names for names in keys if names is not None]
+        words = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+        return words.union(*known) if known else None
+
+    def _keys_of(self, module: str, name: str) -> set[str] | None:
+        """The keys of a dictionary that the module writes out under that name."""
+        found = self.table(module).get(name)
+        value = getattr(found.node, "value", None) if isinstance(found, ValueSymbol) else None
+        if not isinstance(value, ast.Dict) or not all(isinstance(key, ast.Constant) for key in value.keys):
+            return None
+        return {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
+
+    def _typing_only(self, module: str) -> set[str]:
+        if module not in self._for_typing:
+            body = self.tree.parse(module).body
+            guarded = [s for s in body if isinstance(s, ast.If) and last_name(s.test) == "TYPE_CHECKING"]
+            only = {name for block in guarded for name in _bound(block.body)}
+            rest = [s for s in body if s not in guarded] + [s for block in guarded for s in block.orelse]
+            other = set(_bound(rest)) if only else set()
+            self._for_typing[module] = {n for n in only - other if not self._made_on_demand(module, n)}
+        return self._for_typing[module]
 
     def lookup(self, module: str, expression: ast.AST) -> Symbol:
         """What a dotted name means inside a module."""
@@ -217,43 +276,70 @@ class Symbols:
             return OUTSIDE
         symbol = self.resolve(module, first)
         for attribute in rest:
-            symbol = self.resolve(symbol.name, attribute) if isinstance(symbol, ModuleSymbol) else OUTSIDE
+            if isinstance(symbol, ModuleSymbol):
+                symbol = self.resolve(symbol.name, attribute)
+            elif isinstance(symbol, ClassSymbol):
+                inner = self.member(symbol, attribute)
+                symbol = inner if isinstance(inner, ClassSymbol) else OUTSIDE
+            else:
+                symbol = OUTSIDE
         return OUTSIDE if symbol is ABSENT and hasattr(builtins, first) else symbol
 
-    def mro(self, cls: ClassSymbol, seen: Sequence[ClassSymbol] = ()) -> tuple[list[ClassSymbol], bool]:
+    def mro(self, cls: ClassSymbol) -> tuple[list[ClassSymbol], bool]:
         """The class and its bases in depth-first order, and whether all bases were found in the tree."""
-        classes, complete = [cls], True
-        for base in cls.node.bases:
-            if last_name(base) in TRANSPARENT_BASES:
-                continue
-            symbol = self.lookup(cls.module, base.value if isinstance(base, ast.Subscript) else base)
-            if isinstance(symbol, ClassSymbol) and symbol != cls and symbol not in seen:
-                above, above_complete = self.mro(symbol, (*seen, cls))
-                classes += [c for c in above if c not in classes]
-                complete &= above_complete
-            else:
-                complete = False
-        return classes, complete
+        if cls not in self._mros:
+            self._mros[cls] = [cls], False  # what a circle of bases would meet
+            classes, complete = [cls], True
+            for base in cls.node.bases:
+                if last_name(base) in TRANSPARENT_BASES:
+                    continue
+                symbol = self.lookup(cls.module, base.value if isinstance(base, ast.Subscript) else base)
+                if isinstance(symbol, ClassSymbol) and symbol != cls:
+                    above, above_complete = self.mro(symbol)
+                    classes += [c for c in above if c not in classes]
+                    complete &= above_complete
+                else:
+                    complete = False
+            self._mros[cls] = classes, complete
+        return self._mros[cls]
 
     def has_base(self, cls: ClassSymbol, name: str) -> bool:
         return any(base.name == name for base in self.mro(cls)[0])
 
-    def member(self, cls: ClassSymbol, name: str) -> FunctionSymbol | ValueSymbol | None:
-        """A method or attribute of a class or its bases; attributes set on `self` in any method count."""
-        classes, _ = self.mro(cls)
-        for owner in classes:
-            if (found := _own_member(owner, name)) is not None:
-                return found
-        for owner in classes:
+    def member(self, cls: ClassSymbol, name: str) -> Member | None:
+        """A method, attribute or inner class of a class or its bases; attributes set on `self` in any method
+        count."""
+        if (cls, name) not in self._members:
+            classes, _ = self.mro(cls)
+            found = (_own_member(owner, name) for owner in classes)
+            on_self = (self._set_on_self(owner).get(name) for owner in classes)
+            self._members[cls, name] = next((m for m in (*found, *on_self) if m is not None), None)
+        return self._members[cls, name]
+
+    def _set_on_self(self, owner: ClassSymbol) -> dict[str, Member]:
+        """The attributes that methods of the class itself set on `self` or `cls`, each with the first
+        statement that does."""
+        if owner not in self._own_names:
+            names: dict[str, Member] = {}
             for node in ast.walk(owner.node):
-                if (
-                    isinstance(node, ast.Attribute)
-                    and node.attr == name
-                    and isinstance(node.ctx, ast.Store)
-                    and dotted(node.value) in ("self", "cls")
-                ):
-                    return ValueSymbol(owner.module, node, owner)
-        return None
+                if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With):
+                    for target in _attributes_set(node):
+                        names.setdefault(target.attr, ValueSymbol(owner.module, node, owner))
+            self._own_names[owner] = names
+        return self._own_names[owner]
+
+    def is_dynamic(self, cls: ClassSymbol) -> bool:
+        """Whether instances may have attributes that the source does not name."""
+        return any(self.member(cls, name) for name in ("__getattr__", "__getattribute__")) or any(
+            DYNAMIC.search(ast.unparse(owner.node)) for owner in self.mro(cls)[0]
+        )
+
+    def below(self, cls: ClassSymbol) -> list[ClassSymbol]:
+        """The classes of the tree that derive from `cls`."""
+        if cls not in self._below:
+            found = (self.resolve(module, name) for module, name in self.index.derived(cls.name))
+            self._below[cls] = [c for c in found if isinstance(c, ClassSymbol) and cls in self.mro(c)[0]]
+        return self._below[cls]
 
     def method(self, cls: ClassSymbol, name: str) -> FunctionSymbol | None:
         found = self.member(cls, name)
@@ -266,17 +352,50 @@ class Symbols:
         return "" if isinstance(symbol, Unresolved) else self.tree.location(symbol.module, symbol.node)
 
 
-def _own_member(owner: ClassSymbol, name: str) -> FunctionSymbol | ValueSymbol | None:
-    found: FunctionSymbol | ValueSymbol | None = None
+def _attributes_set(node: ast.AST) -> Iterator[ast.Attribute]:
+    for inner in ast.walk(node):
+        if (
+            isinstance(inner, ast.Attribute)
+            and isinstance(inner.ctx, ast.Store)
+            and dotted(inner.value) in ("self", "cls")
+        ):
+            yield inner
+
+
+def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Names that statements of a module bind."""
+    for statement in statements(body):
+        if isinstance(statement, ast.ClassDef | FunctionNode):
+            yield statement.name
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.split(".")[0] for alias in statement.names)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield from (
+                n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            )
+
+
+def _own_member(owner: ClassSymbol, name: str) -> Member | None:
+    found: Member | None = None
     for statement in statements(owner.node.body):
         if isinstance(statement, FunctionNode):
-            if statement.name == name and not is_overload(statement):
+            if statement.name == name and not is_overload(statement) and not _is_accessor(statement):
                 found = FunctionSymbol(owner.module, statement, owner)
+        elif isinstance(statement, ast.ClassDef):
+            if statement.name == name:
+                found = ClassSymbol(owner.module, statement)
         elif isinstance(statement, ast.AnnAssign):
             if dotted(statement.target) == name:
                 found = ValueSymbol(owner.module, statement, owner)
         elif isinstance(statement, ast.Assign) and any(
-            dotted(target) == name for target in statement.targets
+            isinstance(node, ast.Name) and node.id == name
+            for target in statement.targets
+            for node in ast.walk(target)
         ):
             found = ValueSymbol(owner.module, statement, owner)
     return found
+
+
+def _is_accessor(function: FunctionNode) -> bool:
+    """`@name.setter` and `@name.deleter` belong to the property that came before."""
+    return has_decorator(function, "setter", "deleter")
