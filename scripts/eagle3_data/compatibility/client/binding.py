@@ -80,7 +80,7 @@ class FileBinding(Expressions, ast.NodeVisitor):
         self._holding: dict[str, list[Value]] = {}
 
     def learn(self) -> None:
-        for node in ast.walk(self.file.tree):
+        for node in self.file.nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 outer, self.names, self.level = self.names, {}, None
                 self.visit(node)

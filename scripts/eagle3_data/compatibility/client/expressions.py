@@ -96,7 +96,7 @@ class Expressions:
         self.imported: dict[str, Value] = {}
         self.scope = ClassScope()
         self.level: Level | None = "fail"
-        self.probed = _probed_names(file.tree)
+        self.probed = _probed_names(file)
         self._discarded: set[int] = set()
 
     # --- findings
@@ -276,7 +276,7 @@ class Expressions:
     def _of_module(self, node: ast.Attribute, base: ModuleSymbol) -> Value:
         if base.name in ("vllm", "vllm.version") and node.attr == "__version__":
             return self.version
-        found = self.symbols.resolve(base.name, node.attr)
+        found = self.symbols.importable(base.name, node.attr)
         known = node.attr.startswith("__") or node.attr in self.probed
         if found is ABSENT and not known and isinstance(node.ctx, ast.Load):
             self.missing(node, base.name, node.attr, "AttributeError")
@@ -598,11 +598,11 @@ def _yields(function: ast.AsyncFunctionDef) -> bool:
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
 
 
-def _probed_names(tree: ast.Module) -> set[str]:
+def _probed_names(file: ClientFile) -> set[str]:
     """Names the file asks for with `hasattr` or `getattr`: it knows they may be absent."""
     calls = (
         node
-        for node in ast.walk(tree)
+        for node in file.nodes
         if isinstance(node, ast.Call) and last_name(node) in ("hasattr", "getattr") and len(node.args) > 1
     )
     return {str(call.args[1].value) for call in calls if isinstance(call.args[1], ast.Constant)}

@@ -53,7 +53,7 @@ class ClientIndex:
     def of(cls, client: Client) -> ClientIndex:
         index = cls()
         for file in client.files:
-            for node in ast.walk(file.tree):
+            for node in file.nodes:
                 if isinstance(node, ast.ClassDef):
                     index.classes[node.name].append(node)
                 elif isinstance(node, FunctionNode):

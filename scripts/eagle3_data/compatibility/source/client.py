@@ -39,6 +39,11 @@ class ClientFile:
         """Why the file cannot be parsed, if so: nothing in it is judged then."""
         return None if isinstance(self._parsed, ast.Module) else self._parsed
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the file."""
+        return tuple(ast.walk(self.tree))
+
     def location(self, node: ast.AST) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 1)}"
 
@@ -50,11 +55,9 @@ class ClientFile:
     @cached_property
     def strings(self) -> frozenset[str]:
         """Every string constant that is not a docstring: method names, configuration keys."""
-        documentation = {id(node.value) for node in ast.walk(self.tree) if isinstance(node, ast.Expr)}
+        documentation = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
         constants = (
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Constant) and id(node) not in documentation
+            node for node in self.nodes if isinstance(node, ast.Constant) and id(node) not in documentation
         )
         return frozenset(node.value for node in constants if isinstance(node.value, str))
 

@@ -17,7 +17,9 @@ TOP_LEVEL = re.compile(
     re.MULTILINE,
 )
 SET_ON_OTHER = re.compile(
-    r"(?<!\bself)(?<!\bcls)\.(\w+)\s*(?::[^=\n]+)?=[^=]|setattr\([^,()]+,\s*[\"'](\w+)[\"']"
+    r"^[ \t]*(?!(?:self|cls)\.\w+[ :])[^\s#=][^\n#=]*?\.(\w+)(?:: [^=\n]+)? = "
+    r"|setattr\([^,()\n]+, [\"'](\w+)[\"']",
+    re.MULTILINE,
 )
 CALLED = re.compile(r"\.(\w+)\(")
 
