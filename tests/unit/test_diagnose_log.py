@@ -382,6 +382,86 @@ def test_the_catalogue_has_no_id_twice_and_each_says_what_to_do():
     assert all(fault.meaning and fault.remedy for fault in FAULTS)
 
 
+MADE = [part.split("\n", 1) for part in (LOGS / "made.txt").read_text(encoding="utf-8").split("\n### ")[1:]]
+
+
+@pytest.mark.parametrize(("title", "text"), MADE, ids=[title for title, _ in MADE])
+def test_a_made_log_is_diagnosed_right(title, text):
+    fault, words = title.split(" | ")
+    diagnosis = diagnose(text)
+    assert (diagnosis.known_fault, words in diagnosis.cause) == (fault, True), diagnosis.cause
+
+
+PREFIXES = {
+    "journald": "Nov 30 02:00:00 n1 vllm[812]: ",
+    "journald, ISO": "2026-11-30T02:00:00+0100 n1 python3[812]: ",
+    "srun --label": "3: ",
+    "docker compose": "vllm-1  | ",
+    "kubectl --prefix": "[pod/vllm-7c9/engine] ",
+    "kubectl --timestamps": "2026-11-30T02:00:00.123456789Z ",
+    "kubectl, both": "[pod/vllm-7c9/engine] 2026-11-30T02:00:00.123456789Z ",
+    "mpirun": "[1,0]<stderr>: ",
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize("name", ["disk_full", "layer_given_twice", "unknown_method_key", "v016_story"])
+def test_what_another_program_puts_before_each_line_changes_nothing(prefix, name):
+    text = (LOGS / f"{name}.log").read_text(encoding="utf-8")
+    labelled = "\n".join((prefix + line).rstrip() for line in text.splitlines())
+    plain, found = diagnose(text), diagnose(labelled)
+    assert (found.known_fault, found.cause) == (plain.known_fault, plain.cause)
+
+
+def test_the_sources_of_labelled_lines_are_kept_apart():
+    first = TRACEBACK.format(words="ValueError: the first").splitlines()
+    second = TRACEBACK.format(words="ValueError: the second").splitlines()
+    mixed = [f"{rank}: {line}" for pair in zip(first, second, strict=True) for rank, line in enumerate(pair)]
+    diagnosis = diagnose("\n".join(mixed))
+    assert diagnosis.cause == "ValueError: the first (at /opt/venv/lib/a.py:3 in run, process 0)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-30 02:00:00,123 - worker - ERROR - the disk broke",
+        "2026-11-30 02:00:00 ERROR the disk broke",
+        "[2026-11-30 02:00:00,123] [ERROR] the disk broke",
+        "2026-11-30T02:00:00.5 ERROR: the disk broke",
+        "ERROR 04-26 01:59:07 worker_base.py:157] the disk broke",
+    ],
+)
+def test_records_of_other_loggers_are_errors_too(line):
+    text = f"working\n{line}\n"
+    assert diagnose(text).cause == "the disk broke"
+
+
+def test_pydantics_message_is_whole_and_without_what_was_given():
+    lines = [
+        "1 validation error for ModelConfig",
+        "  Value error, The checkpoint you are trying to load has model type `new_type`",
+        "but Transformers does not recognize this architecture.",
+        "",
+        "You can update Transformers with the command `pip install -U transformers`."
+        f" [type=value_error, input_value=ArgsKwargs({'x' * 900}), input_type=ArgsKwargs]",
+        "    For further information visit https://errors.pydantic.dev/2/v/value_error",
+    ]
+    cause = diagnose(
+        TRACEBACK.format(words="pydantic_core._pydantic_core.ValidationError: " + "\n".join(lines))
+    ).cause
+    assert "does not recognize this architecture" in cause and "pip install -U transformers" in cause
+    assert "xxx" not in cause and "further information" not in cause
+
+
+def test_a_reader_that_leaves_early_ends_the_program_without_a_word():
+    log = LOGS / "disk_full.log"
+    command = [sys.executable, str(SCRIPT), *[str(log)] * 400]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        program.stdout.readline()
+        program.stdout.close()
+        assert program.stderr.read() == b""
+
+
 def run(*arguments):
     return subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, check=False

@@ -16,8 +16,8 @@ from eagle3_data.diagnosis.catalogue import (
     NOISE,
     QUOTED,
     SECONDARY,
-    Fault,
 )
+from eagle3_data.diagnosis.fault import Fault
 from eagle3_data.diagnosis.log_lines import LogLine, by_process, parse_lines
 from eagle3_data.diagnosis.tracebacks import (
     Chain,
@@ -95,7 +95,7 @@ def _passes_on(raised: Raised) -> bool:
 
 
 def _of_exception(raised: Raised) -> _Candidate:
-    words = f"{raised.name}: {raised.message}\nby {raised.source}"
+    words = f"{raised.name}: {raised.message}\nby {raised.source}\nat {raised.place}"
     fault = next((fault for fault in FAULTS if fault.pattern.search(words)), None)
     if fault is None and not raised.message:
         fault = BARE_ERROR
@@ -138,59 +138,63 @@ def _diagnosis(candidate: _Candidate) -> Diagnosis:
 
 def _without_root(lines: Sequence[LogLine], chains: Sequence[Chain], cut: Sequence[Raised]) -> Diagnosis:
     """No whole traceback of its own: what others quote of it, a process that vanished, an ERROR line, what is
-    left of a traceback, an empty word, the end."""
+    left of a traceback, an exception that quotes another program, an empty word, the end."""
     passed_on = [raised for chain in chains for raised in chain.raised]
-    texts = [*(raised.message for raised in passed_on), *(line.text for line in lines)]
-    quoted = next((found for text in texts if (found := QUOTED.search(text)) is not None), None)
-    if quoted is not None:
-        return _diagnosis(_of_quoted(quoted))
-    if died := next(
-        (
-            text
-            for text in [*(raised.headline for raised in passed_on), *texts]
-            if ENGINE_DIED.pattern.search(text)
-        ),
-        None,
-    ):
-        return _diagnosis(_Candidate(0, died.strip(), _last(lines), "", ENGINE_DIED))
-    spoken = [
+    empty = [line for line in _spoken(lines) if NOTHING_AFTER_COLON.search(line.text)]
+    candidate = (
+        _quoted_by_others(lines, passed_on)
+        or _vanished(lines, passed_on)
+        or _error_line(lines, empty, cut)
+        or (None if cut or not passed_on else _of_exception(passed_on[0]))
+    )
+    if candidate is not None:
+        return _diagnosis(candidate)
+    if cut:
+        return _of_cut(cut[0])
+    if empty:
+        words = f"`{empty[0].text.strip()}`, nothing after the colon"
+        return _diagnosis(_Candidate(empty[0].number, words, _last(lines), "", EMPTY_MESSAGE))
+    return _unknown(lines)
+
+
+def _spoken(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Lines that say something by themselves and are not known to be harmless."""
+    return [
         line
         for line in lines
         if line.text.strip() and not NOISE.search(line.text) and not is_of_traceback(line.text)
     ]
-    empty = [line for line in spoken if NOTHING_AFTER_COLON.search(line.text)]
-    begun = [line for line in empty if line.level not in HANDLED_LEVELS and _following(line, lines)]
+
+
+def _quoted_by_others(lines: Sequence[LogLine], passed_on: Sequence[Raised]) -> _Candidate | None:
+    texts = [*(raised.message for raised in passed_on), *(line.text for line in lines)]
+    quoted = next((found for text in texts if (found := QUOTED.search(text)) is not None), None)
+    return _of_quoted(quoted) if quoted is not None else None
+
+
+def _vanished(lines: Sequence[LogLine], passed_on: Sequence[Raised]) -> _Candidate | None:
+    texts = [*(raised.headline for raised in passed_on), *(raised.message for raised in passed_on)]
+    texts += [line.text for line in lines]
+    died = next((text for text in texts if ENGINE_DIED.pattern.search(text)), None)
+    return _Candidate(0, died.strip(), _last(lines), "", ENGINE_DIED) if died else None
+
+
+def _error_line(
+    lines: Sequence[LogLine], empty: Sequence[LogLine], cut: Sequence[Raised]
+) -> _Candidate | None:
+    """The first line of level ERROR that is not the rest of a traceback; an indented one is rather the rest
+    of another."""
     in_cut = [range(raised.first, raised.last + 1) for raised in cut]
     errors = [
         line
-        for line in spoken
+        for line in _spoken(lines)
         if line.level in ("ERROR", "CRITICAL")
         and line not in empty
         and not any(line.number in lost for lost in in_cut)
     ]
-    if errors := sorted(
-        [*errors, *begun], key=lambda line: (line.text.startswith(" "), line.number)
-    ):  # an indented one is rather the rest of another
-        return _diagnosis(_of_line(errors[0], lines))
-    if cut:
-        return _of_cut(cut[0])
-    if passed_on:
-        return _diagnosis(
-            _Candidate(
-                passed_on[0].first, passed_on[0].headline, shortened(passed_on[0]).text, _where(passed_on[0])
-            )
-        )
-    if empty:
-        return _diagnosis(
-            _Candidate(
-                empty[0].number,
-                f"`{empty[0].text.strip()}`, nothing after the colon",
-                _last(lines),
-                "",
-                EMPTY_MESSAGE,
-            )
-        )
-    return _unknown(lines)
+    errors += [line for line in empty if line.level not in HANDLED_LEVELS and _following(line, lines)]
+    first = min(errors, key=lambda line: (line.text.startswith(" "), line.number), default=None)
+    return _of_line(first, lines) if first is not None else None
 
 
 def _of_cut(raised: Raised) -> Diagnosis:

@@ -23,6 +23,10 @@ GROUP_RULE = re.compile(r"^\s+\+[-+]*-{8,}(?P<number> \d+ -+)?")
 HEADS = (START, GROUP_START, SUB_EXCEPTION)
 LINKS = (DIRECT_CAUSE, IN_HANDLING)
 MESSAGE_LINES = 12
+VALIDATION_LINES = 80
+VALIDATION_LINK = "For further information visit"
+VALIDATION_INPUT = re.compile(r" \[type=\w+, input_value=.*, input_type=\w+\]")
+"""What was given, in full and often long: it hides what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,16 @@ class Raised:
     @property
     def headline(self) -> str:
         """Type and message, and where the message is empty the statement that raised."""
-        told = f"{self.name}: {self.message}" if self.message else f"{self.name} without a message"
+        told = f"{self.name}: {self.told_message}" if self.message else f"{self.name} without a message"
         if not self.message and self.source:
             told += f", raised by `{self.source}`"
         return told
+
+    @property
+    def told_message(self) -> str:
+        """The message without what pydantic adds to each of its errors."""
+        lines = (line for line in self.message.splitlines() if VALIDATION_LINK not in line)
+        return VALIDATION_INPUT.sub("", "\n".join(lines))
 
     @property
     def place(self) -> str:
@@ -189,18 +199,30 @@ def _read(lines: Sequence[LogLine], start: int) -> tuple[Raised | None, int]:
 
 
 def _more_of_message(lines: Sequence[LogLine], position: int) -> Iterator[LogLine]:
-    """Further lines of a message: of the same log record, or indented. Validation errors name a field flush
-    left, then indent."""
+    """Further lines of a message: of the same log record, or indented. A validation error extends to its last
+    link to pydantic's documentation."""
     head = lines[position]
-    validation = "validation error" in head.text
+    if "validation error" in head.text and (end := _end_of_validation(lines, position)):
+        yield from lines[position + 1 : end]
+        return
     for line in lines[position + 1 : position + 1 + MESSAGE_LINES]:
         text = line.text.strip()
         same_record = bool(head.origin) and (line.origin, line.level) == (head.origin, head.level)
         indented = not line.level and line.text.startswith(" ")
-        field = validation and not line.level and re.fullmatch(r"[\w.]+", text) is not None
-        if not text or text in (*HEADS, *LINKS) or not (same_record or indented or field):
+        if not text or text in (*HEADS, *LINKS) or not (same_record or indented):
             return
         yield line
+
+
+def _end_of_validation(lines: Sequence[LogLine], position: int) -> int:
+    """The position after the last link of a validation error, 0 where there is none."""
+    end = 0
+    for number, line in enumerate(lines[position + 1 : position + 1 + VALIDATION_LINES], start=position + 1):
+        if line.text.strip() in (*HEADS, *LINKS):
+            break
+        if VALIDATION_LINK in line.text:
+            end = number + 1
+    return end
 
 
 def without_repeats(chains: Sequence[Chain]) -> list[Chain]:
