@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_data.config import load_config
 from eagle3_data.modes import current_umask
+from eagle3_data.passes.planning import Plan
+from eagle3_data.run_paths import RunPaths
 from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow
@@ -125,6 +129,25 @@ def test_a_private_run_keeps_what_it_writes_to_its_owner_and_makes_nothing_again
     assert len([path for path in written if path.suffix == ".safetensors"]) == 10
     for path in written:
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("store", ["/dev/null", "data.jsonl/below", "shelf", "results"])
+def test_a_place_that_cannot_be_used_is_named_before_anything_is_planned(fast: Workflow, store: str) -> None:
+    if store == "results":
+        named = shutil.rmtree(fast.results) or fast.results
+    elif store == "shelf":
+        (identity,) = {Plan(load_config(fast.config), RunPaths(fast.results)).extraction_id()}
+        named = fast.directory / "results/store" / identity / "ab"
+        named.parent.mkdir(parents=True)
+    else:
+        fast.config["extraction"]["store"] = store
+        named = Path("/dev/null") if store == "/dev/null" else fast.directory / "data.jsonl"
+    if store in ("shelf", "results"):
+        named.write_text("")
+    run = fast.run("-n", "extract")
+    assert run.returncode == 1
+    assert f"{named} is a file where a directory is needed; move it away, or " in run.output
+    assert "Traceback" not in run.output
 
 
 def mode(path: Path) -> int:
