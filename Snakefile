@@ -2,6 +2,7 @@
 #
 #   snakemake --cores all extract     hidden states of every batch
 #   snakemake --cores all             ... validated and assembled as a training set
+#   snakemake --cores all verify      every byte of the training set is still what was assembled
 #   snakemake --cores 1 status        what is done, failed and pending (beside a run: python scripts/show_status.py)
 #
 # Each stage is one file in rules/, each rule one script of the same name in scripts/.
@@ -47,7 +48,7 @@ rule all:
         files_before_extraction,
         extracted_batches,
         validated_batches,
-        "<results>/training_set",
+        training_set,
 
 
 rule extract:

@@ -1,6 +1,6 @@
 # The training set in speculators' format. Samples are linked from the store, not copied.
 # Needs: every batch validated, <results>/tokens, <results>/compatibility/report.json (its accepted findings go into the provenance).
-# Makes: <results>/training_set/.
+# Makes: <results>/training_set/. `verify` makes nothing: it fails where a set is no longer what was assembled.
 
 
 rule assemble_training_set:
@@ -21,3 +21,18 @@ rule assemble_training_set:
     shell:
         'exec "$python" "$scripts/assemble_training_set.py" --config {params.config:q}'
         " --results {params.results:q} --output {output:q} 2> {log:q}"
+
+
+rule verify:
+    input:
+        "<results>/training_set",
+    log:
+        "<logs>/verify_training_set.log",
+    conda:
+        "../envs/workflow.yaml"
+    threads: 8
+    params:
+        results=results_directory,
+    shell:
+        'exec "$python" "$scripts/verify_training_set.py" {input:q} --results {params.results:q}'
+        " --threads {threads} 2> {log:q}"

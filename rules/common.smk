@@ -17,6 +17,7 @@ SCRIPTS = f"{PROJECT}/scripts"
 sys.path.insert(0, SCRIPTS)
 
 try:
+    from eagle3_data.assembly.verify import look
     from eagle3_data.checkpoints import require
     from eagle3_data.config import load_config, read_config_file, write_sections
     from eagle3_data.errors import Eagle3DataError, InputError
@@ -176,6 +177,16 @@ def extracted_batches(wildcards):
 
 def validated_batches(wildcards):
     return [str(PATHS.verdict(batch)) for batch in planned().batches()]
+
+
+def training_set(wildcards):
+    """The set, which must be what was assembled: whoever trains on it does not look."""
+    if faults := look(PATHS.training_set) if PATHS.training_set.exists() else []:
+        raise WorkflowError(
+            f"{RESULTS}/training_set is not what was assembled: {faults[0]}. Delete it and run the same command"
+            " again to assemble it again; `snakemake --cores all verify` reads every byte of it and says what is wrong"
+        )
+    return f"{RESULTS}/training_set"
 
 
 def ledger_of_batch(wildcards):

@@ -21,6 +21,7 @@ from eagle3_data.assembly.speculators import (
     write_rows,
     write_token_frequencies,
 )
+from eagle3_data.assembly.verify import SEAL, seal_set
 from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.identity import identify_extraction
@@ -76,7 +77,8 @@ def main() -> None:
     )
     follow_umask(building)
     rows = write_rows(samples, building, without)
-    ways = link_rows(samples, Store(extraction.store, identity.extraction_id), building, rows, without)
+    store = Store(extraction.store, identity.extraction_id)
+    ways = link_rows(samples, store, building, rows, without)
     write_token_frequencies(counts.frequencies, building)
     if draft_vocab_size:
         d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens.tokenizer["special_ids"])
@@ -100,11 +102,16 @@ def main() -> None:
             "accepted_findings": [one.to_json() for one in accepted_findings(arguments.results)],
             "draft_vocab_size": draft_vocab_size,
             "states": ways,
+            "seal": SEAL,
         },
     )
     check_with_speculators(
         building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length
     )
+    verdicts = {
+        batch: identity.batch_fingerprint(entry.fingerprint) for batch, entry in tokens.batches.items()
+    }
+    seal_set(building, samples, store, without, verdicts)
     shutil.rmtree(arguments.output, ignore_errors=True)
     building.rename(arguments.output)
     cli.say(

@@ -6,6 +6,7 @@ hidden_states/hs_<row>.safetensors            linked from the store
 token_freq.pt                                 dict of token id to count over trained tokens
 d2t-<N>.npy, t2d-<N>.npy                      with a draft vocabulary of N tokens
 provenance.json                               where every number comes from
+seal.json, states.parquet                     what `eagle3_data.assembly.verify` compares the set with
 """
 
 from __future__ import annotations

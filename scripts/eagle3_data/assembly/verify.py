@@ -1,0 +1,233 @@
+"""Whether a finished training set is still what was assembled.
+
+Assembly seals the set with two files: `states.parquet`, the key, size and checksum of each row's states, and
+`seal.json`, size and checksum of every other file and the batches whose validation it relied on. `look`
+compares names, sizes and times, in moments; `verify` reads every byte. Both work on a set that was moved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eagle3_data.batch_index import SealedFile
+from eagle3_data.errors import InputError, headline
+from eagle3_data.hashing import hash_bytes
+from eagle3_data.progress import Progress
+from eagle3_data.records import Record, find_json
+from eagle3_data.run_paths import RunPaths
+from eagle3_data.samples import SampleFile
+from eagle3_data.seal import check_contents, check_sizes, seal_files
+from eagle3_data.states import file_checksum
+from eagle3_data.store import Store
+from eagle3_data.validation.verdict import BatchVerdict
+
+SEAL, STATES_TABLE, STATES = "seal.json", "states.parquet", "hidden_states"
+TABLE = pa.schema([("key", pa.string()), ("size_bytes", pa.int64()), ("xxh3_128", pa.string())])
+ROWS_AT_ONCE = 10_000
+LOOKED_AT = 10_000
+"""So many states files, evenly spaced, does `look` ask for size and time; of all it asks the names."""
+
+
+@dataclass(frozen=True)
+class SetSeal(Record):
+    """The record `seal.json` of a training set. `sealed_at_ns` is the file system's time; `batches` maps each
+    batch to the fingerprint of its verdict."""
+
+    on_damage: ClassVar[str] = "delete the training set and run the same command again to assemble it again"
+
+    rows: int
+    sealed_at_ns: int
+    files: dict[str, SealedFile]
+    batches: dict[str, str]
+
+
+def states_name(row: int) -> str:
+    return f"hs_{row}.safetensors"
+
+
+# ---- sealing
+
+
+def seal_set(
+    directory: Path, samples: Path, store: Store, without: Collection[str], batches: Mapping[str, str]
+) -> None:
+    """Seal the set in `directory`, whose rows are those of `samples` but for the keys of `without`."""
+    rows = 0
+    with pq.ParquetWriter(directory / STATES_TABLE, TABLE, compression="zstd") as writer:
+        sidecars = (store.read_sidecar(name.key) for name in SampleFile(samples).all_names(without))
+        facts = ((one.key, one.size_bytes, one.xxh3_128) for one in sidecars)
+        while chunk := [one for one, _ in zip(facts, range(ROWS_AT_ONCE), strict=False)]:
+            columns = [pa.array(column, one.type) for column, one in zip(zip(*chunk), TABLE, strict=True)]  # noqa: B905
+            writer.write_table(pa.table(columns, schema=TABLE))
+            rows += len(chunk)
+    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    sealed_at_ns = (directory / STATES_TABLE).stat().st_mtime_ns
+    SetSeal(rows, sealed_at_ns, seal_files(directory, names), dict(batches)).write(directory / SEAL)
+
+
+# ---- looking
+
+
+def look(directory: Path) -> list[str]:
+    """What shows without reading the files that a set was changed; at most one fault. A set of an earlier
+    version has no seal, and nothing is said of it."""
+    try:
+        seal = _read_seal(directory)
+        if seal is None:
+            return []
+        check_sizes(directory, seal.files)
+        for name in seal.files:
+            _check_time(directory / name, seal)
+        _check_states(directory, seal)
+    except (InputError, OSError) as error:
+        return [str(error) if isinstance(error, InputError) else headline(error)]
+    return []
+
+
+def _read_seal(directory: Path) -> SetSeal | None:
+    """None for a set of an earlier version. Raises InputError."""
+    provenance = find_json(directory / "provenance.json")
+    if provenance is None:
+        raise InputError(f"{directory} has no readable provenance.json")
+    if "seal" not in provenance:
+        return None
+    return SetSeal.read(directory / SEAL)
+
+
+def _check_time(path: Path, seal: SetSeal) -> None:
+    facts = path.stat(follow_symlinks=False)
+    if not stat.S_ISREG(facts.st_mode):
+        raise InputError(f"{path} is not a regular file")
+    if facts.st_mtime_ns > seal.sealed_at_ns:
+        raise InputError(f"{path} has changed since the set was assembled")
+
+
+def _check_states(directory: Path, seal: SetSeal) -> None:
+    names = _names_of_states(directory)
+    expected = {states_name(row) for row in range(seal.rows)}
+    if missing := expected - names:
+        raise InputError(
+            f"{directory / STATES} lacks the states of {len(missing)} rows, {min(missing)} first"
+        )
+    if extra := names - expected:
+        raise InputError(f"{directory / STATES / min(extra)} does not belong to the set")
+    sizes = pq.read_table(directory / STATES_TABLE, columns=["size_bytes"])["size_bytes"].to_numpy()
+    for row in range(0, seal.rows, max(1, seal.rows // LOOKED_AT)):
+        path = directory / STATES / states_name(row)
+        _check_time(path, seal)
+        if path.stat().st_size != sizes[row]:
+            raise InputError(f"{path} is {path.stat().st_size} bytes long instead of {sizes[row]}")
+
+
+def _names_of_states(directory: Path) -> set[str]:
+    try:
+        return {entry.name for entry in os.scandir(directory / STATES)}
+    except OSError as error:
+        raise InputError(f"{directory / STATES} cannot be listed: {headline(error)}") from error
+
+
+# ---- verifying
+
+
+def verify(directory: Path, results: Path | None, threads: int) -> Iterator[str]:
+    """Every fault of the set, in one line each. Reads every byte; with `results`, the verdicts of that run
+    must be those that the set relied on. Raises InputError where the set has no seal."""
+    seal = _read_seal(directory)
+    if seal is None:
+        raise InputError(
+            f"{directory} was assembled by an earlier version, which did not seal it; {SetSeal.on_damage}"
+        )
+    try:
+        check_contents(directory, seal.files)
+    except (InputError, OSError) as error:
+        yield str(error) if isinstance(error, InputError) else headline(error)
+        return  # nothing else can be relied on
+    keys = pq.read_table(directory / STATES_TABLE, columns=["key"])["key"].to_pylist()
+    for row, (ids, key) in enumerate(zip_longest(_rows_of(directory), keys)):
+        if ids is None or key is None:
+            found = "more" if key is None else row
+            yield f"{directory}: {len(keys)} rows were assembled, and the Arrow files hold {found}"
+            break
+        if hash_bytes(ids.astype("<i4").tobytes()) != key:
+            yield f"row {row} of {directory} holds other tokens than those of its states"
+    yield from _faults_of_states(directory, seal, threads)
+    if results is not None:
+        yield from _faults_of_verdicts(RunPaths(results), seal)
+
+
+def _rows_of(directory: Path) -> Iterator[np.ndarray]:
+    """The token ids of each row, in order."""
+    state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+    for file in state["_data_files"]:
+        with (
+            pa.memory_map(str(directory / file["filename"])) as source,
+            pa.ipc.open_stream(source) as batches,
+        ):
+            for batch in batches:
+                column = batch.column("input_ids")
+                values = column.values.to_numpy()
+                yield from (values[start:end] for start, end in pairwise(column.offsets.to_numpy()))
+
+
+def _faults_of_states(directory: Path, seal: SetSeal, threads: int) -> Iterator[str]:
+    try:
+        names = _names_of_states(directory)
+    except InputError as error:
+        yield str(error)
+        return
+    for name in sorted(names - {states_name(row) for row in range(seal.rows)}):
+        yield f"{directory / STATES / name} does not belong to the set"
+    table = pq.ParquetFile(directory / STATES_TABLE)
+    row = 0
+    with (
+        ThreadPoolExecutor(threads, "verify") as pool,
+        Progress(f"verify {directory}", "samples", seal.rows) as progress,
+    ):
+        for batch in table.iter_batches(ROWS_AT_ONCE):
+            paths = [directory / STATES / states_name(row + n) for n in range(len(batch))]
+            facts = (batch.column(name).to_pylist() for name in ("size_bytes", "xxh3_128"))
+            for fault in pool.map(_fault_of_file, paths, *facts):
+                progress.add(failed=fault is not None)
+                if fault:
+                    yield fault
+            row += len(batch)
+
+
+def _fault_of_file(path: Path, size_bytes: int, checksum: str) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != size_bytes:
+            return f"{path} is {size} bytes long instead of {size_bytes}"
+        if file_checksum(path) != checksum:
+            return f"{path} does not have the checksum of the states that were validated"
+    except OSError as error:
+        return f"{path} cannot be read: {headline(error)}"
+    return None
+
+
+def _faults_of_verdicts(run: RunPaths, seal: SetSeal) -> Iterator[str]:
+    for batch, fingerprint in seal.batches.items():
+        verdict = BatchVerdict.find(run.verdict(batch))
+        if verdict is None or verdict.fingerprint != fingerprint or verdict.rejected:
+            yield f"{run.verdict(batch)} does not prove batch {batch} as it is in the set"
+
+
+def renew_seal(directory: Path) -> None:
+    """After every byte was found right: files with a newer time, of a set that was copied, are right, too."""
+    seal = SetSeal.read(directory / SEAL)
+    times = [path.stat().st_mtime_ns for path in directory.iterdir() if path.is_file() and path.name != SEAL]
+    times += [entry.stat().st_mtime_ns for entry in os.scandir(directory / STATES)]
+    if max(times) > seal.sealed_at_ns:
+        replace(seal, sealed_at_ns=max(times)).write(directory / SEAL)

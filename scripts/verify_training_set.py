@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Verify that a finished training set is still what was assembled: rows, token ids, states, verdicts. Reads
+every byte; works on a set that was moved or copied, too."""
+
+import argparse
+from itertools import islice
+from pathlib import Path
+
+from eagle3_data import cli
+from eagle3_data.assembly.verify import SetSeal, renew_seal, verify
+from eagle3_data.errors import InputError
+
+SHOWN = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="the training set, such as results/<run>/training_set")
+    parser.add_argument("--results", type=Path, help="the run's results directory: its verdicts are compared")
+    parser.add_argument("--threads", type=int, default=4)
+    arguments = parser.parse_args()
+    faults = verify(arguments.directory, arguments.results, arguments.threads)
+    shown = list(islice(faults, SHOWN))
+    for fault in shown:
+        cli.say(fault)
+    count = len(shown) + sum(1 for _ in faults)
+    if count:
+        more = f" ({count - SHOWN} more are not shown)" if count > SHOWN else ""
+        raise InputError(
+            f"{arguments.directory} is not what was assembled: {count} fault{'s'[: count != 1]}{more};"
+            f" {SetSeal.on_damage}"
+        )
+    renew_seal(arguments.directory)
+    rows = SetSeal.read(arguments.directory / "seal.json").rows
+    cli.say(f"{arguments.directory}: {rows} rows, every byte is what was assembled")
+
+
+if __name__ == "__main__":
+    cli.run(main)
