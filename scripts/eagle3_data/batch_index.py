@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from eagle3_data.records import JsonObject, Record
+from eagle3_data.records import JsonObject, MisfitError, Record
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,8 @@ class BatchIndex(Record):
     remarks: list[str] = field(default_factory=list)
     split: JsonObject = field(default_factory=dict)
     tokenizer: JsonObject = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.batches:
+            if not re.fullmatch("[0-9]{5,9}", name):
+                raise MisfitError(f"holds a batch {name[:20]!r}, whose name is no number", "batches")

@@ -4,7 +4,6 @@ reason."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import damages
 from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import sample_key
@@ -238,58 +238,9 @@ def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for
     assert "of the last one: " in verdict.not_proven()[0] and "holds no weights" in verdict.not_proven()[0]
 
 
-def in_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Puts something else in a file's place."""
-
-    def put(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return put
-
-
-def keyed(**values: object) -> Callable[[Path], object]:
-    """Sets keys of a record; None takes one out."""
-
-    def change(path: Path) -> None:
-        record = {**json.loads(path.read_text()), **values}
-        path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
-
-    return change
-
-
-def text(content: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(content)
-
-
-SIDECAR_DAMAGES = {
-    "gone": Path.unlink, "empty": text(""), "no JSON": text("{"), "no record": text("{}"),
-    "a list": text("[]"),
-    "version only": text('{"format_version": 1}'), "another version": keyed(format_version=2),
-    "no key": keyed(key=None), "no greedy token": keyed(greedy_token=None),
-    "no checksum": keyed(xxh3_128=None),
-    "no size": keyed(size_bytes=None), "no tokens": keyed(tokens=None), "no id": keyed(extraction_id=None),
-    "size a text": keyed(size_bytes="12"), "greedy a text": keyed(greedy_token="7"),
-    "greedy a float": keyed(greedy_token=7.0), "greedy negative": keyed(greedy_token=-1),
-    "greedy beyond": keyed(greedy_token=VOCAB), "greedy far beyond": keyed(greedy_token=10**30),
-    "checksum a number": keyed(xxh3_128=1), "another key": keyed(key="0" * 32),
-    "another extraction": keyed(extraction_id="e"), "a directory": in_place(Path.mkdir),
-    "a pipe": in_place(os.mkfifo), "a dead link": in_place(lambda path: path.symlink_to("nowhere")),
-    "no UTF-8": lambda path: path.write_bytes(b"\xff\xfe"), "nested": text("[" * 100_000),
-}  # fmt: skip
-STATES_DAMAGES = {
-    "gone": Path.unlink, "empty": text(""), "text": text("states"), "a directory": in_place(Path.mkdir),
-    "a pipe": in_place(os.mkfifo), "a dead link": in_place(lambda path: path.symlink_to("nowhere")),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
-    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-3] + b"\x7f\x12\x01"),
-    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("half", "kind"),
-    [*(("sidecar", kind) for kind in SIDECAR_DAMAGES), *(("states", kind) for kind in STATES_DAMAGES)],
+    [*(("sidecar", kind) for kind in damages.SIDECAR), *(("states", kind) for kind in damages.STATES)],
 )
 def test_every_damage_to_a_sample_rejects_it_alone_and_it_can_be_quarantined_and_committed_again(
     batch: Fixture, half: str, kind: str
@@ -299,9 +250,9 @@ def test_every_damage_to_a_sample_rejects_it_alone_and_it_can_be_quarantined_and
     whole = states.read_bytes()
     facts = json.loads(sidecar.read_text())
     if half == "sidecar":
-        SIDECAR_DAMAGES[kind](sidecar)
+        damages.SIDECAR[kind](sidecar)
     else:
-        STATES_DAMAGES[kind](states)
+        damages.STATES[kind](states)
     rejected = batch.validate().rejected
     assert list(rejected) == [sample.key] and "\n" not in rejected[sample.key]
     batch.store.quarantine(sample.key, rejected[sample.key])

@@ -3,12 +3,13 @@ this."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from eagle3_data.failures import Failure
 from eagle3_data.findings import Finding
-from eagle3_data.records import Record, key
+from eagle3_data.records import MisfitError, Record, key
 
 State = Literal["complete", "failed", "not_reached"]
 COMPLETE: State = "complete"
@@ -26,6 +27,10 @@ class PassFacts(Record):
     extraction_id: str
     engine_log: str | None = None
     command: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9]{3,9}", self.number):
+            raise MisfitError(f"must be a number of three digits or more, not {self.number[:20]!r}", "pass")
 
 
 @dataclass(frozen=True)
