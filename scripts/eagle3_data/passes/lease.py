@@ -36,6 +36,7 @@ UNREADABLE_S = 4 * BEAT_S
 class PassProgress(PassFacts):
     """How far a running pass has come. Times are seconds since the epoch."""
 
+    stripe: int
     phase: str
     started_at: float
     updated_at: float

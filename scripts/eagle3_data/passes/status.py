@@ -245,7 +245,7 @@ class RunStatus:
             for path in self.logs.glob("extract_pass/[0-9]*/[0-9]*.log")
             if path.stem.isdigit()
         }
-        leases = {(_pass_number(lease.state), int(lease.state.stripe)): lease for lease in self._leases}
+        leases = {(_pass_number(lease.state), lease.state.stripe): lease for lease in self._leases}
         newest = max([*self._paths.pass_numbers(), *(number for number, _ in [*started, *leases])], default=0)
         stripes: dict[int, bool] = {}
         for number, stripe in {*started, *leases}:
