@@ -8,6 +8,7 @@ from pathlib import Path
 from eagle3_data import cli
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization, load_section
 from eagle3_data.extraction.run_pass import PassJob, run_pass
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 
 
@@ -29,7 +30,7 @@ def main() -> None:
         tokenization=load_section(arguments.config, "tokenization", Tokenization),
         extraction=load_section(arguments.config, "extraction", Extraction),
         compatibility=load_section(arguments.config, "compatibility", Compatibility),
-        description=TargetDescription.read(arguments.results / "target.json"),
+        description=TargetDescription.read(RunPaths(arguments.results).target),
         results=arguments.results,
         number=arguments.pass_number,
         stripe=arguments.stripe,

@@ -14,6 +14,7 @@ from eagle3_data.passes.batch_records import FailureFacts
 from eagle3_data.passes.ledger import Ledger, PassFacts
 from eagle3_data.passes.outcomes import Outcomes, is_recorded
 from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
@@ -27,9 +28,10 @@ def main() -> None:
     parser.add_argument("--ledger", required=True, type=Path, help="ledger to write (JSON)")
     arguments = parser.parse_args()
     extraction = load_section(arguments.config, "extraction", Extraction)
-    identity = identify_extraction(TargetDescription.read(arguments.results / "target.json"), extraction)
+    run = RunPaths(arguments.results)
+    identity = identify_extraction(TargetDescription.read(run.target), extraction)
     store = Store(extraction.store, identity.extraction_id)
-    samples = SampleFile(arguments.results / "tokens/samples.parquet")
+    samples = SampleFile(run.samples)
     command = os.environ.get("EAGLE3_DATA_COMMAND")
     facts = PassFacts(
         number=arguments.pass_number,
@@ -37,8 +39,8 @@ def main() -> None:
         extraction_id=identity.extraction_id,
         command=command,
     )
-    paths = ExtractionPaths(arguments.results / "extraction")
-    index = BatchIndex.read(arguments.results / "tokens/batches.json")
+    paths = ExtractionPaths(run.extraction)
+    index = BatchIndex.read(run.batches)
     outcomes = Outcomes(paths, arguments.pass_number, facts, FailureFacts(versions={}, retry=command))
     store.check_readable()
     with store.in_use():  # until the records say what must not be deleted
@@ -48,6 +50,7 @@ def main() -> None:
             fingerprint = identity.batch_fingerprint(entry.fingerprint)
             if any(name.key not in keys for name in names):
                 continue
+            samples.check_keys(entry.row_group)
             if is_recorded(paths, batch, fingerprint, arguments.pass_number):
                 outcomes.known_complete(batch, fingerprint, names)
             else:

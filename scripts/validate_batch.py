@@ -11,7 +11,7 @@ from eagle3_data.config import Extraction, Target, load_section
 from eagle3_data.errors import InputError, SampleError
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.ledger import Gate
-from eagle3_data.passes.outcomes import rejected_path
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription, require_described
@@ -30,18 +30,16 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     extraction = load_section(arguments.config, "extraction", Extraction)
-    target = TargetDescription.read(arguments.results / "target.json")
+    run = RunPaths(arguments.results)
+    target = TargetDescription.read(run.target)
     identity = identify_extraction(target, extraction)
-    entry = BatchIndex.read(arguments.results / "tokens/batches.json").batches[arguments.batch]
-    left_out = {
-        sample.key
-        for sample in Gate.read(arguments.results / f"extraction/batches/{arguments.batch}.json").left_out
-    }
-    all_samples = SampleFile(arguments.results / "tokens/samples.parquet").samples(entry.row_group)
+    entry = BatchIndex.read(run.batches).batches[arguments.batch]
+    left_out = {sample.key for sample in Gate.read(run.gate(arguments.batch)).left_out}
+    all_samples = SampleFile(run.samples).samples(entry.row_group)
     samples = [sample for sample in all_samples if sample.key not in left_out]
     store = Store(extraction.store, identity.extraction_id)
     trust_remote_code = load_section(arguments.config, "target", Target).trust_remote_code
-    require_described(target, arguments.results / "target.json")
+    require_described(target, run.target)
     head = find_head(Path(target.path), trust_remote_code)
     verdict = validate_samples(samples, store, identity, target.hidden_size, head)
     record = BatchVerdict(
@@ -56,7 +54,7 @@ def main() -> None:
         not_proven=verdict.not_proven(),
     )
     if verdict.rejected:
-        record.write(rejected_path(arguments.results, arguments.batch))
+        record.write(run.rejected(arguments.batch))
         names = {sample.key: sample.sample_id for sample in samples}
         for key, reason in verdict.rejected.items():
             cli.say(f"sample {names[key]} ({key}): {reason}")

@@ -356,7 +356,7 @@ def test_where_the_command_is_not_known_none_is_invented(records: Records, a_pas
     if a_pass:
         records.ledger("001", causes={"00000": "poison"}, command=None)
     told = records.status()
-    assert "rerun only what is missing with the command you started it with" in told
+    assert "missing with the command you started it with" in told
     assert "snakemake --cores" not in told
 
 
@@ -479,3 +479,24 @@ def test_a_results_directory_that_is_not_there_is_an_error(tmp_path: Path) -> No
         "nothing is tokenized yet"
         in subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     )
+
+
+def test_a_healthy_running_pass_shows_no_hint_of_a_failure(records: Records) -> None:
+    records.lease("001")
+    told = records.status()
+    assert "running: pass 001" in told
+    for hint in ("After fixing", "still missing", "logs of the rules", "--unlock"):
+        assert hint not in told
+
+
+def test_a_run_that_ended_well_ends_with_the_next_command(records: Records) -> None:
+    options = ("--extraction-id", NOW, "--part", "summary", "--command", "snakemake TARGET --cores 2")
+    write_json(records.results / "compatibility/report.json", {"verdict": "pass", "findings": []})
+    checked = records.status(*options)
+    assert "compatible: the check found nothing that would fail" in checked
+    assert checked.endswith("next, to extract the hidden states:\n    snakemake extract --cores 2\n")
+    for batch in records.fingerprints:
+        records.gate(batch)
+    extracted = records.status(*options)
+    assert extracted.endswith("validate and assemble the training set:\n    snakemake all --cores 2\n")
+    assert "After fixing" not in checked + extracted

@@ -26,6 +26,7 @@ from eagle3_data.findings import Finding, Findings
 from eagle3_data.links import link
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.progress import Progress
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 
@@ -59,8 +60,8 @@ class Counts:
 def accepted_findings(results: Path) -> list[Finding]:
     """What the user accepted knowingly (`compatibility.allow`) of the compatibility check and of the passes'
     canaries, each once."""
-    found = [*Findings.read(results / "compatibility/report.json").findings]
-    for ledger in ExtractionPaths(results / "extraction").read_ledgers():
+    found = [*Findings.read(RunPaths(results).report).findings]
+    for ledger in ExtractionPaths(RunPaths(results).extraction).read_ledgers():
         found += ledger.canary
     return list(dict.fromkeys(finding for finding in found if finding.accepted))
 
@@ -69,7 +70,7 @@ def engines_used(results: Path, extraction_id: str) -> list[dict[str, Any]]:
     """What this run's passes computed states with, each once: versions, what vLLM said it chose, and the
     VLLM_* variables that were set. Of states that another run left in the store, their sidecars say it."""
     used: list[dict[str, Any]] = []
-    for ledger in ExtractionPaths(results / "extraction").read_ledgers():
+    for ledger in ExtractionPaths(RunPaths(results).extraction).read_ledgers():
         one = {"versions": ledger.versions, "kernels": ledger.kernels, "environment": ledger.environment}
         if ledger.model_loads and ledger.extraction_id == extraction_id and one not in used:
             used.append(one)

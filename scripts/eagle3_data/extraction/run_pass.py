@@ -38,7 +38,7 @@ from eagle3_data.passes.feeding import Feeding
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.lease import Lease, PassProgress
 from eagle3_data.passes.ledger import Ledger, PassFacts
-from eagle3_data.passes.outcomes import Outcomes, rejected_path
+from eagle3_data.passes.outcomes import Outcomes
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
@@ -105,9 +105,10 @@ class PassRun:
         self._job, self._ledger = job, ledger
         extraction, identity = job.extraction, job.identity
         self._store = Store(extraction.store, identity.extraction_id)
-        self._paths = ExtractionPaths(job.results / "extraction")
-        self._sample_file = SampleFile(job.results / "tokens/samples.parquet")
-        self._batches = BatchIndex.read(job.results / "tokens/batches.json").batches
+        self._run_paths = RunPaths(job.results)
+        self._paths = ExtractionPaths(self._run_paths.extraction)
+        self._sample_file = SampleFile(self._run_paths.samples)
+        self._batches = BatchIndex.read(self._run_paths.batches).batches
         self._failure: Failure | None = None
         self._ready: Ready | None = None
         self._proof = Proof(holds=False)
@@ -224,7 +225,7 @@ class PassRun:
         return missing_samples
 
     def _quarantine_rejected(self, batch: str) -> None:
-        path = rejected_path(self._job.results, batch)
+        path = self._run_paths.rejected(batch)
         verdict = BatchVerdict.find(path)
         if verdict is None:
             return
@@ -315,7 +316,7 @@ class PassRun:
     def _may_load(self, work: Path) -> bool:
         """Whether this job's devices and the canary let the target be loaded."""
         job = self._job
-        proof = prove_target(job.description, RunPaths(job.results).target)
+        proof = prove_target(job.description, self._run_paths.target)
         if proof.holds:
             proof = prove_devices(job.description, job.extraction, job.compatibility)
         if proof.holds and job.compatibility.canary != "off":

@@ -237,8 +237,3 @@ def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str, number: st
     if not record or record.fingerprint != fingerprint or record.left_out:
         return False
     return record.number == number or Ledger.find(paths.ledger(record.number, record.stripe)) is not None
-
-
-def rejected_path(results: Path, batch: str) -> Path:
-    """Where validation leaves the keys it rejects, for the next pass to quarantine."""
-    return results / "validation" / "rejected" / f"{batch}.json"

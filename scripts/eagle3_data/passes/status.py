@@ -26,6 +26,7 @@ from eagle3_data.passes.ledger import (
 )
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json
+from eagle3_data.run_paths import RunPaths
 from eagle3_data.validation.verdict import BatchVerdict
 
 
@@ -104,12 +105,13 @@ class RunStatus:
 
     def __init__(self, results: Path, extraction_id: str | None = None, has_failed: bool = False) -> None:
         self.results, self._has_failed = results, has_failed
-        self._paths = ExtractionPaths(results / "extraction")
+        self._run = RunPaths(results)
+        self._paths = ExtractionPaths(self._run.extraction)
         absolute = Path(os.path.abspath(results))
         self.directory = absolute.parent.parent
         """The one Snakemake was called in: results are in results/<run> there, logs in logs/<run>."""
         self.logs = (Path() if self.directory == Path.cwd() else self.directory) / "logs" / absolute.name
-        self.tokens = BatchIndex.find(results / "tokens/batches.json")
+        self.tokens = BatchIndex.find(self._run.batches)
         self._leases = LeaseFile.find_all(self._paths)
         numbered = self._paths.read_ledgers()
         stored = [ledger for path in self._paths.stored_ledgers() if (ledger := Ledger.find(path))]
@@ -143,9 +145,9 @@ class RunStatus:
             return status(
                 "rejected", f"{len(rejected)} samples are quarantined and extracted anew by the next pass"
             )
-        gate = Gate.find(self.results / f"extraction/batches/{batch}.json")
+        gate = Gate.find(self._run.gate(batch))
         if gate and gate.fingerprint == self._fingerprints[batch]:
-            verdict = BatchVerdict.find(self.results / f"validation/{batch}.json")
+            verdict = BatchVerdict.find(self._run.verdict(batch))
             # other counts: of when more had been left out
             validated = (
                 verdict is not None
@@ -205,12 +207,12 @@ class RunStatus:
     @property
     def has_report(self) -> bool:
         """Whether the compatibility check found nothing that fails."""
-        return (self.results / "compatibility/report.json").exists()
+        return self._run.report.exists()
 
     @property
     def has_training_set(self) -> bool:
         """Whether one is assembled, of every batch of the plan."""
-        provenance = find_json(self.results / "training_set/provenance.json")
+        provenance = find_json(self._run.training_set / "provenance.json")
         return bool(
             provenance
             and provenance.get("extraction_id") == self.extraction_id
@@ -221,10 +223,7 @@ class RunStatus:
 
     def refusals(self) -> list[str]:
         """What the last check of compatibility failed for, if it failed: then there is no report.json."""
-        directory = self.results / "compatibility"
-        report = (
-            None if (directory / "report.json").exists() else Findings.find(directory / "report.failed.json")
-        )
+        report = None if self.has_report else Findings.find(self._run.failed_report)
         return told_failures(report.findings) if report else []
 
     @property
