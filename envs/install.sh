@@ -11,8 +11,19 @@ pip_install() {
     "$python" -m pip install --quiet --no-input --disable-pip-version-check --no-warn-script-location "$@"
 }
 
+# The pins without their dependencies: by uv where it is on PATH, which takes seconds, else by pip. torch always comes by pip, whose
+# configuration (PIP_EXTRA_INDEX_URL, local files) decides its build.
+install_pins() {
+    if command -v uv >/dev/null 2>&1; then
+        echo "environment: uv pip install --no-deps $*"
+        uv pip install --quiet --no-progress --python "$python" --no-deps "$@" && return
+        echo "environment: uv failed; pip does it"
+    fi
+    pip_install --no-deps "$@"
+}
+
 pip_install -c "$envs/lock.txt" -c "$envs/$accelerator.txt" -r "$envs/torch.txt"
-pip_install --no-deps -r "$envs/lock.txt" -r "$envs/$accelerator.txt"
+install_pins -r "$envs/lock.txt" -r "$envs/$accelerator.txt"
 for group in "$@"; do
-    pip_install --no-deps -r "$envs/$group.txt"
+    install_pins -r "$envs/$group.txt"
 done

@@ -68,6 +68,28 @@ def test_conda_and_make_install_torch_first_and_the_rest_without_dependencies(tm
     assert second == "environment: pip install --no-deps -r envs/lock.txt -r envs/cuda.txt"
 
 
+@pytest.mark.parametrize(("works", "by_pip"), [(True, 1), (False, 3)], ids=["uv", "uv that fails"])
+def test_uv_installs_all_but_torch_where_it_is_on_the_path_and_pip_where_it_fails(tmp_path, works, by_pip):
+    for name, code in (("python", 0), ("uv", int(not works))):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/called\nexit {code}\n')
+        (tmp_path / name).chmod(0o755)
+    subprocess.run(
+        ["sh", "envs/install.sh", "python", "cpu", "dev"],
+        cwd=ROOT,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    called = (tmp_path / "called").read_text().splitlines()
+    pip, uv = ([line for line in called if line.startswith(name)] for name in ("python", "uv"))
+    assert len(pip) == by_pip and pip[0].endswith("-r envs/torch.txt")
+    assert [line.split("--no-deps ")[1] for line in uv] == [
+        "-r envs/lock.txt -r envs/cpu.txt",
+        "-r envs/dev.txt",
+    ]
+    assert not any("torch.txt" in line for line in uv)
+
+
 class Environment:
     """A folder that Python takes for its installed distributions, and what envs/check.py says about it."""
 
