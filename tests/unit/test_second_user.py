@@ -45,7 +45,8 @@ def main():
     with store.in_use():
         states = store.open_incoming(f"writer-{os.getuid()}", this_process()) / "x"
         states.write_bytes(b"states")
-        assert store.commit(sys.argv[2], states, {"tokens": 1})
+        facts = {"size_bytes": 6, "xxh3_128": "", "tokens": 1, "greedy_token": 1}
+        assert store.commit(sys.argv[2], states, facts)
 if __name__ == "__main__":
     cli.run(main)
 """
@@ -83,7 +84,8 @@ class Shared:
         for key in KEYS:
             part = store.open_incoming("first", this_process()) / "part"
             part.write_bytes(key.encode())
-            store.commit(key, part, {"size_bytes": 32, "xxh3_128": file_checksum(part), "tokens": 5})
+            facts = {"size_bytes": 32, "xxh3_128": file_checksum(part), "tokens": 5, "greedy_token": 1}
+            store.commit(key, part, facts)
         facts = {"number": "001", "stripe": 0, "extraction_id": "other"}
         record = BatchRecord(**facts, batch="00000", fingerprint="f", samples=[], left_out=[])
         record.write(self.directory / "results/a/extraction/records/00000.json")
