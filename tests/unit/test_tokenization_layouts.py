@@ -68,7 +68,7 @@ def test_openai_messages_with_parts_null_content_and_calls():
         ]
     }
     question, answer, result = read(row).messages
-    assert question["content"] == "a\nb"
+    assert question["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert answer["content"] is None
     assert result["content"] == '{"k": "é"}'
 

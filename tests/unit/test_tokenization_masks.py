@@ -458,3 +458,28 @@ def test_on_demand_a_turn_whose_reasoning_does_not_show_gets_a_row_of_its_own():
             "3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree and three.\n</think>\n\nSix.<|im_end|>⟧\n",
         ),
     ]
+
+
+# Content in parts
+
+
+PARTS = [{"type": "text", "text": "Part one."}, {"type": "text", "text": "Part two."}]
+
+
+@pytest.mark.parametrize(
+    ("template", "joined"),
+    [
+        ("parts", "Part one.Part two."),
+        ("parts_only", "Part one.Part two."),
+        ("chatml", "Part one.\nPart two."),
+    ],
+)
+def test_parts_are_joined_as_the_template_or_else_vllm_joins_them(template, joined):
+    assert (
+        Tiny(template).shown(user(PARTS), assistant(PARTS))
+        == f"<|im_start|>user\n{joined}<|im_end|>\n<|im_start|>assistant\n⟦{joined}<|im_end|>⟧\n"
+    )
+
+
+def test_a_template_that_takes_only_parts_is_given_parts():
+    assert Tiny("parts_only").shown(SYSTEM, *TWO_TURNS) == Tiny("chatml").shown(SYSTEM, *TWO_TURNS)

@@ -10,7 +10,7 @@ from itertools import count, product
 from typing import Any
 
 from eagle3_data.hashing import hash_bytes
-from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
+from eagle3_data.tokenization.reading.messages import REASONING_FIELDS, joined
 from eagle3_data.tokenization.reading.rows import DropError
 
 Message = dict[str, Any]
@@ -56,17 +56,14 @@ class MessageStyle:
     null_content: str | None = ""
     name_in_id: bool = False
     short_ids: bool = False
-    takes_parts: bool = False
-    needs_parts: bool = False
+    takes_parts: frozenset[str] = frozenset()
+    needs_parts: frozenset[str] = frozenset()
     reasoning_with_all: bool = True
 
     @classmethod
     def learn(cls, render: Callable[[list[Message], Tools], str]) -> MessageStyle:
         """`render` gives the text of a conversation with tools, empty if the template refuses it."""
-        as_parts = [_user([_part(ONE), _part(TWO)])]
-        in_parts = render(as_parts, None) or render(as_parts, TOOLS)
-        takes_parts = ONE in in_parts and TWO in in_parts and "'text'" not in in_parts
-        needs_parts = takes_parts and not any(ONE in render([_user(ONE)], tools) for tools in (None, TOOLS))
+        takes_parts, needs_parts = _parts_of_roles(render)
 
         def conversation(arguments: Any, content: str | None, identity: str, **more: Any) -> list[Message]:
             calls = [{"id": identity, "type": "function", "function": {"name": NAME, "arguments": arguments}}]
@@ -77,7 +74,7 @@ class MessageStyle:
                 {"role": "assistant", "content": "a"},
                 _user("q"),
             ]
-            return [_in_parts(turn) for turn in turns] if needs_parts else turns
+            return [_in_parts(turn) if turn["role"] in needs_parts else turn for turn in turns]
 
         given, text = {"k": ARGUMENT}, json.dumps({"k": ARGUMENT}, ensure_ascii=False)
         forms = list(product((IDENTITY, SHORT_IDENTITY), (given, text), (None, "")))
@@ -118,10 +115,10 @@ class MessageStyle:
     def _with_content(self, message: Message) -> Message:
         content = message["content"]
         if isinstance(content, list):
-            if self.takes_parts:
+            if message["role"] in self.takes_parts:
                 return message
-            return {**message, "content": "\n".join(part["text"] for part in content)}
-        return _in_parts(message) if self.needs_parts and content is not None else message
+            return {**message, "content": joined(content)}
+        return _in_parts(message) if message["role"] in self.needs_parts else message
 
     def _with_calls(self, messages: Sequence[Message]) -> list[Message]:
         numbers = count()
@@ -181,6 +178,24 @@ class MessageStyle:
                 "a tool call's arguments are no JSON object, which the chat template needs",
             )
         return parsed
+
+
+def _parts_of_roles(render: Callable[[list[Message], Tools], str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The roles whose content may be a list of parts, and those whose content must be."""
+    takes, needs = set(), set()
+    for role in ("user", "assistant", "system"):
+        for asked in (_user("q"), _user([_part("q")])):
+            shown = {}
+            for content in (ONE, [_part(ONE), _part(TWO)]):
+                turn = {"role": role, "content": content}
+                turns = {"user": [turn], "assistant": [asked, turn], "system": [turn, asked]}[role]
+                shown[isinstance(content, list)] = render(turns, None) or render(turns, TOOLS)
+            if ONE in shown[True] and TWO in shown[True] and "'text'" not in shown[True]:
+                takes.add(role)
+                if ONE not in shown[False]:
+                    needs.add(role)
+                break
+    return frozenset(takes), frozenset(needs)
 
 
 def _worth(shown: str, content: str | None) -> int:

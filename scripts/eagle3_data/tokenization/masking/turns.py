@@ -37,6 +37,7 @@ from eagle3_data.tokenization.masking.marks import (
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
 from eagle3_data.tokenization.masking.style import Message, Tools
 from eagle3_data.tokenization.masking.template import ChatTemplate
+from eagle3_data.tokenization.reading.messages import joined
 from eagle3_data.tokenization.reading.rows import DropError
 
 AROUND = 30
@@ -105,9 +106,7 @@ class TurnLocator:
 
     def says_something(self, message: Message) -> bool:
         """Whether there is anything in an assistant's message to train on."""
-        content = message["content"] or ""
-        if not isinstance(content, str):
-            content = "".join(part.get("text", "") for part in content)
+        content = joined(message["content"])
         return bool(message.get("tool_calls")) or bool(self._markers.without_scaffold(content.strip()))
 
     def _read(self, messages: Sequence[Message], tools: Tools, text: str) -> tuple[Marks, list[Found]]:

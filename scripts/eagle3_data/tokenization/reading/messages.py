@@ -55,9 +55,9 @@ def openai_message(turn: dict[str, Any], roles: Mapping[str, str]) -> dict[str, 
     return message
 
 
-def text_of(content: Any) -> str | None:
-    """Content as text: a string, None, or a list of text parts, joined by a line feed as vLLM's server does.
-    Raises BadRowError."""
+def text_of(content: Any) -> str | list[dict[str, str]] | None:
+    """Content as text, None if there is none, or a list of text parts if there are several: only the chat
+    template tells how they are joined. Raises BadRowError."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -76,7 +76,7 @@ def text_of(content: Any) -> str | None:
                 )
             raise BadRowError(f"has a content part of type {str(kind)[:SHOWN]!r}; only text can be tokenized")
         texts.append(text)
-    return "\n".join(texts)
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
 
 
 def parsed(text: Any, field: str) -> Any:
@@ -94,7 +94,12 @@ def parsed(text: Any, field: str) -> Any:
         raise BadRowError(f"has a field {field!r} whose text is not JSON{python}") from None
 
 
-def _text_or_empty(role: str, content: Any) -> str:
+def joined(content: str | list[dict[str, str]] | None) -> str:
+    """Content as one text, parts joined by a line feed as vLLM's server does for templates that take none."""
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+def _text_or_empty(role: str, content: Any) -> str | list[dict[str, str]]:
     text = text_of(content)
     if text is None and role in ("system", "user"):
         raise BadRowError("has null content")

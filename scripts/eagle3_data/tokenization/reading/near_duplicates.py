@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle3_data.errors import ConfigError
+from eagle3_data.tokenization.reading.messages import joined
 from eagle3_data.tokenization.reading.rows import Content, Conversation, FormattedText
 
 PERMUTATIONS = 128
@@ -58,7 +59,7 @@ class NearDuplicates:
 
 def _words(content: Content) -> list[str]:
     if isinstance(content, Conversation):
-        texts = [message["content"] or "" for message in content.messages if message["role"] != "system"]
+        texts = [joined(message["content"]) for message in content.messages if message["role"] != "system"]
         calls = [
             str(call["function"]) for message in content.messages for call in message.get("tool_calls", ())
         ]
