@@ -168,6 +168,7 @@ class _Learner:
         prompts: dict[str, dict[str, None]] = {}
         candidates: dict[str, list[str]] = {}
         gaps: dict[str, None] = {}
+        ignores_prompts = self._ignores_prompts()
         for context in BEFORE_AN_ANSWER:
             for tools in (None, TOOLS):
                 *before, last = context
@@ -185,14 +186,13 @@ class _Learner:
                 gaps |= dict.fromkeys(answered)
                 prompt = prompted[2]
                 own = prompts.setdefault(last["role"], {})
-                own[prompt] = None
+                if prompted != bare or not ignores_prompts:
+                    own[prompt] = None
                 if prompted != bare:
                     candidates.setdefault(prompt[self._shared(prompt, bare[2] if bare[1] else "") :], [])
                     continue
-                for (
-                    gap
-                ) in answered:  # the template asks for no answer: it opens the turn with it, or before it
-                    if gap.startswith(prompt) and not gap[len(prompt) :].strip():
+                for gap in answered:
+                    if gap.startswith(prompt) and not (ignores_prompts and gap[len(prompt) :].strip()):
                         gap = prompt
                     own[gap] = None
                     shared = gap[: self._shared(gap, prompt)]
@@ -212,6 +212,20 @@ class _Learner:
             {role: tuple(sorted(texts, key=len, reverse=True)) for role, texts in prompts.items()},
             {header: tuple(rests) for header, rests in headers.items()},
         )
+
+    def _ignores_prompts(self) -> bool:
+        """Whether only an answer opens the assistant's turn, and never a generation prompt: what stands
+        behind a question closes it, whoever speaks next."""
+        question = marked(USER, MARK)
+        for tools in (None, TOOLS):
+            prompted = self._render([question], tools, prompt=True)
+            if prompted and prompted == self._render([question], tools):
+                prompt = prompted.rpartition(MARK)[2]
+                answered = _between(self._render([question, marked(ANSWER, NEXT_MARK)], tools)) or ""
+                asked = _between(self._render([question, marked(USER, NEXT_MARK)], tools))
+                opened = answered.removeprefix(prompt).strip()
+                return bool(opened) and (asked is None or asked.startswith(prompt))
+        return False
 
     def _header(self, candidate: str, gap: str) -> tuple[str, str]:
         """The part of a generation prompt that history has, too, and what else the prompt has behind that."""

@@ -10,9 +10,9 @@ the real one. Standard library only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Any
 
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
@@ -28,10 +28,16 @@ CODE_POINTS = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0
 ESCAPED = re.compile(r"\\u([ef][0-9a-f]{3})")
 """A mark as JSON restricted to ASCII writes it."""
 
-WORD = re.compile(r"[^\W_]+")
-OPENS_SYNTAX = frozenset("<[{|/\\`&%_$#@\u25c1\u3008")
-CLOSES_SYNTAX = frozenset(">]}|/`;%_\u25b7\u3009")
+OPENS_SYNTAX, CLOSES_SYNTAX = r"<\[{|/\\`&%_$#@\u25c1\u3008", r">\]}|/`;%_\u25b7\u3009"
 """Characters beside a word that may make it a tag, a switch or an escape, which templates look for."""
+
+LETTER = r"[^\W_]"
+FIRST = re.compile(f"(?<!{LETTER})(?<![{OPENS_SYNTAX}]){LETTER}")
+LAST_WORD = re.compile(f"(?<!{LETTER})(?<![{OPENS_SYNTAX}]){LETTER}+(?!{LETTER})(?![{CLOSES_SYNTAX}])")
+"""Where marks stand best: the first letter of a word and the last one of another, which are no syntax."""
+
+REACH = 80
+"""Characters at the end of a text in which its last word is looked for first."""
 
 JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"(?!\s*:)', re.DOTALL)
 
@@ -81,7 +87,7 @@ class Marks:
     ) -> None:
         """`text` is the real rendering."""
         taken = set(PRIVATE.findall(text))
-        self._free = (chr(code) for code in chain(*CODE_POINTS) if chr(code) not in taken)
+        self._free = filterfalse(taken.__contains__, map(chr, chain(*CODE_POINTS)))
         self._markers = markers
         self._depth = depth
         self._of: dict[str, tuple[Piece, bool, bool]] = {}
@@ -175,7 +181,7 @@ class Marks:
 
     def _put(self, index: int, kind: str, text: str, call: int = 0) -> str:
         """`text` with its marks, as it is if it has no place for one."""
-        first = next(_places(text, kind == CONTENT), -1)
+        first = _first_place(text, kind == CONTENT)
         if first < 0:
             return text
         last = max(_last_place(text), first)
@@ -190,33 +196,23 @@ class Marks:
         return text[:first] + mark + text[first + 1 : last] + end + text[last + 1 :]
 
 
-def _places(text: str, is_whole: bool) -> Iterator[int]:
-    """Where the first mark may stand, the best place first; anywhere, if nothing is quoted in a whole
-    text."""
-    for found in WORD.finditer(text):
-        start = found.start()
-        if start == 0 or text[start - 1] not in OPENS_SYNTAX:
-            yield start
-    yield from (place for place, character in enumerate(text) if _is_free(text, place, character))
-    if is_whole:
-        yield from (place for place, character in enumerate(text) if not character.isspace())
+def _first_place(text: str, is_whole: bool) -> int:
+    """Where the first mark stands, -1 if nowhere; anywhere, if nothing is quoted in a whole text."""
+    if found := FIRST.search(text):
+        return found.start()
+    free = (place for place, character in enumerate(text) if _is_free(text, place, character))
+    visible = (place for place, character in enumerate(text) if is_whole and not character.isspace())
+    return next(chain(free, visible), -1)
 
 
 def _last_place(text: str) -> int:
-    """Where the last mark may stand, -1 if nowhere."""
-    place = len(text) - 1
-    while place >= 0:
-        if text[place].isalnum():
-            start = place
-            while start and text[start - 1].isalnum():
-                start -= 1
-            follows = text[place + 1 : place + 2]
-            if (follows not in CLOSES_SYNTAX or not follows) and (
-                start == 0 or text[start - 1] not in OPENS_SYNTAX
-            ):
-                return place
-            place = start
-        place -= 1
+    """Where the last mark stands, -1 if nowhere."""
+    for start in (max(0, len(text) - REACH), 0):
+        last = -1
+        for found in LAST_WORD.finditer(text, start):
+            last = found.end() - 1
+        if last >= 0:
+            return last
     return next((place for place in range(len(text) - 1, -1, -1) if _is_free(text, place, text[place])), -1)
 
 
