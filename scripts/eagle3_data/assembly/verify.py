@@ -118,9 +118,8 @@ def _check_states(directory: Path, seal: SetSeal) -> None:
     names = _names_of_states(directory)
     expected = {states_name(row) for row in range(seal.rows)}
     if missing := expected - names:
-        raise InputError(
-            f"{directory / STATES} lacks the states of {len(missing)} rows, {min(missing)} first"
-        )
+        others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise InputError(f"{directory / STATES / min(missing)} is missing{others}")
     if extra := names - expected:
         raise InputError(f"{directory / STATES / min(extra)} does not belong to the set")
     sizes = pq.read_table(directory / STATES_TABLE, columns=["size_bytes"])["size_bytes"].to_numpy()
