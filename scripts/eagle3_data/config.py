@@ -61,8 +61,9 @@ class Target(Section):
 
     path: str = Field(
         description=(
-            "Directory of the checkpoint (config.json, safetensors, tokenizer). `demo/tiny-llama` and"
-            " `demo/tiny-kimi` are built on the spot."
+            "Directory of the checkpoint (config.json, safetensors, tokenizer), a model's folder in the"
+            " Hugging Face cache (`models--owner--name`), or the id `owner/name` of a model that was"
+            " downloaded there. `demo/tiny-llama` and `demo/tiny-kimi` are built on the spot."
         )
     )
     trust_remote_code: bool = Field(
@@ -72,6 +73,13 @@ class Target(Section):
             " fingerprint."
         ),
     )
+
+    @field_validator("path")
+    @classmethod
+    def _not_empty(cls, path: str) -> str:
+        if not path:
+            raise ValueError("is empty; set it to the checkpoint's directory")
+        return path
 
 
 WILDCARDS = re.compile(r"\[[^\]]*\]|[*?]")

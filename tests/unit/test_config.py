@@ -71,6 +71,7 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
             "compatibility.allow: there is no finding 'nonsense'; copy the id from the report",
         ),
         (changed(run="store"), "extraction.store (results/store) and the run's own results/store lie in one"),
+        (changed(target={"path": " "}), "target.path: is empty; set it to the checkpoint's directory"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],
 )
