@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from eagle3_data.compatibility.client.expressions import ClassScope
 from eagle3_data.compatibility.client.index import ClientIndex
+from eagle3_data.compatibility.client.notes import ClassScope
 from eagle3_data.compatibility.source.client import ClientFile
 from eagle3_data.compatibility.source.signatures import of_method
 from eagle3_data.compatibility.source.symbols import (
