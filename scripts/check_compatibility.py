@@ -77,6 +77,7 @@ def write_report(result: Findings, output: Path) -> None:
 
 def static(arguments: argparse.Namespace) -> None:
     """Judge any client code on any vLLM: directories, wheels, or NAME==VERSION. Imports neither."""
+    cli.end_with_reader()
     started = time.monotonic()
     question = asked(arguments)
     tree = releases.open_vllm(arguments.vllm)
@@ -102,6 +103,7 @@ def static(arguments: argparse.Namespace) -> None:
 
 def matrix(arguments: argparse.Namespace) -> None:
     """Judge clients against several vLLM versions and print a table."""
+    cli.end_with_reader()
     question = asked(arguments)
     trees = [releases.open_vllm(place) for place in arguments.vllm or releases.HISTORY]
     cells = history.matrix(question.clients, trees, question)

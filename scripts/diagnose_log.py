@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import json
-import signal
 import textwrap
 import zlib
 from dataclasses import asdict
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("logs", nargs="+", metavar="LOG", help="log of an engine, a worker or a rule")
     parser.add_argument("--json", action="store_true", help="print one JSON object a log")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, as it ends any program that prints
+    cli.end_with_reader()
     for path in arguments.logs:
         diagnosis = diagnose(read(path))
         print(json.dumps({"log": path, **asdict(diagnosis)}) if arguments.json else render(path, diagnosis))

@@ -56,6 +56,7 @@ def main() -> None:
         help=f"the command that calls this, with {TARGET} in place of what it asks for: names the next one",
     )
     arguments = parser.parse_args()
+    cli.end_with_reader()
     results: Path = arguments.results
     status = RunStatus(results, arguments.extraction_id, arguments.failed)
     if arguments.extraction_id is None and not results.is_dir() and not status.logs.is_dir():

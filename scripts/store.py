@@ -75,6 +75,7 @@ def main() -> None:
 
 
 def list_stores(arguments: argparse.Namespace) -> None:
+    cli.end_with_reader()
     rows: list[tuple[str, ...]] = [COLUMNS]
     unreadable = 0
     for store in open_stores(arguments.store, arguments.extraction_id):

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -64,6 +65,11 @@ def run(main: Callable[[], None]) -> NoReturn:
         LOG.error(f"{os.path.basename(sys.argv[0])} met an unexpected error: {headline(error)}")
         sys.exit(1)
     sys.exit(0)
+
+
+def end_with_reader() -> None:
+    """For programs that only print: `| head` ends them without a word, as it ends any other."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def say(message: str) -> None:

@@ -5,6 +5,9 @@ Allowed are the helpers of `eagle3_data.errors` (`headline`, `message_of`, `desc
 `{error!r}`; a new error raised with words of its own, `from` the caught one or in its context (one of this
 package's also `from None`, its message then names everything); and the text of this package's own errors,
 which always have one.
+
+It looks at syntax trees because no run shows the fault until the day on which an error has no text: an `ERROR
+in batch 0-8: ` with nothing after the colon is what this project was started for.
 """
 
 import ast
