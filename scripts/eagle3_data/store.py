@@ -30,7 +30,7 @@ from eagle3_data.cli import say
 from eagle3_data.errors import NO_ROOM, StorageError
 from eagle3_data.places import check_directory, explained
 from eagle3_data.processes import Process
-from eagle3_data.records import Record, write_json
+from eagle3_data.records import Record, remove, write_json
 
 OWNER = "owner.json"
 """In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few
@@ -142,7 +142,8 @@ class Store:
                 check_directory(shelf, writable=False, setting=SETTING)
                 with os.scandir(shelf) as entries:
                     sample = next((entry.path for entry in entries if not entry.name.startswith(".")), "")
-                if sample and not os.access(sample, os.R_OK):
+                # a link to nowhere is damage, and not somebody else's file
+                if sample and os.path.exists(sample) and not os.access(sample, os.R_OK):
                     raise PermissionError(errno.EACCES, "", sample)
 
     def shelves(self) -> list[Path]:
@@ -172,6 +173,9 @@ class Store:
                 return False
             record = states.with_suffix(".json")
             write_json(record, {"key": key, "extraction_id": self.extraction_id, **sidecar})
+            for place in (self.sidecar_path(key), self.states_path(key)):
+                if place.is_dir():  # half of a sample that was damaged: nothing can be renamed onto it
+                    remove(place)
             os.replace(record, self.sidecar_path(key))
             os.replace(states, self.states_path(key))
             return True
@@ -244,7 +248,7 @@ class Store:
                 return
             write_json(place / f"{key}.{stamp}.reason.json", {"key": key, "reason": reason})
             for path in (self.states_path(key), self.sidecar_path(key)):
-                if path.exists():
+                if os.path.lexists(path):
                     os.replace(path, place / f"{key}.{stamp}{path.suffix}")
 
 

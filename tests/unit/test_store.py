@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -236,3 +237,17 @@ def test_a_full_disk_does_not_forbid_a_pass(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     Store(tmp_path, "id").prepare()
+
+
+@pytest.mark.parametrize("left", ["states_path", "sidecar_path"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_is_left_of_a_damaged_sample_does_not_keep_it_from_being_committed(
+    tmp_path: Path, left: str, make: Callable[[Path], None]
+) -> None:
+    store = committed(tmp_path)
+    store.states_path(KEY).unlink(), store.sidecar_path(KEY).unlink()
+    make(getattr(store, left)(KEY))
+    store.check_readable()
+    assert store.keys() == set()
+    committed(tmp_path)
+    assert store.states_path(KEY).read_bytes() == b"states" and store.read_sidecar(KEY).greedy_token == 7
