@@ -32,7 +32,7 @@ from eagle3_data.canary.checks import Answer, check
 from eagle3_data.canary.layers import cut_layers, layer_kinds
 from eagle3_data.canary.model import MAX_BYTES, build_canary, design_canary, shrink, size_bytes
 from eagle3_data.canary.quantization import quantization_of
-from eagle3_data.canary.run import missing_layers, prompts, run_canary
+from eagle3_data.canary.run import foresee_canary, missing_layers, prompts, run_canary
 from eagle3_data.engines.base import EngineSettings, Fatal, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import CompatibilityError, EngineError, InputError
@@ -48,6 +48,7 @@ from model_configs import (
     QWEN3_235B,
     write_target,
 )
+from tiny_models import tiny_model
 
 SMALL = {
     **LLAMA_3_1_70B,
@@ -199,6 +200,21 @@ def test_an_architecture_that_transformers_does_not_know_is_a_finding_before_any
     assert (finding.id, finding.level) == ("canary-not-built", "unknown")
     assert "nosuch" in finding.title and "transformers" in finding.remedy
     assert not (tmp_path / "work").exists()
+
+
+def test_what_the_canary_cannot_tell_is_foreseen(tmp_path):
+    model = tiny_model("LlamaForCausalLM")
+    model.save_pretrained(tmp_path)
+    assert foresee_canary(tmp_path, 1, False) == []
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = {**config, "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    assert [finding.id for finding in foresee_canary(tmp_path, 1, False)] == ["canary-quantization"]
+    changed = {**config, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    findings = foresee_canary(tmp_path, 1, False)
+    assert {finding.id for finding in findings} == {"canary-not-built", "greedy-token-unknown"}
+    assert {finding.level for finding in findings} == {"unknown"}
 
 
 # --- the script

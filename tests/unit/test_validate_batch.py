@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import damages
+import validate_batch
 from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import sample_key
@@ -21,7 +22,7 @@ from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.samples import Sample
 from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
-from eagle3_data.validation.head import read_head
+from eagle3_data.validation.head import Head, read_head
 from eagle3_data.validation.samples import Unknown, Verdict, validate_samples
 
 HIDDEN, VOCAB, SAMPLES = 32, 50, 24
@@ -262,3 +263,12 @@ def test_every_damage_to_a_sample_rejects_it_alone_and_it_can_be_quarantined_and
     part.write_bytes(whole)
     assert batch.store.commit(sample.key, part, facts)
     assert batch.validate().rejected == {}
+
+
+def test_the_script_takes_the_reason_where_there_is_no_head(batch: Fixture, tmp_path: Path) -> None:
+    assert isinstance(validate_batch.find_head(batch.target, False), Head)
+    (batch.target / "config.json").write_text(
+        json.dumps({**CONFIG, "architectures": ["No"], "model_type": "no"})
+    )
+    found = validate_batch.find_head(batch.target, False)
+    assert isinstance(found, Unknown) and "`no`" in found.reason
