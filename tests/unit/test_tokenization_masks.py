@@ -61,7 +61,8 @@ def test_im_middle_with_two_parallel_calls_and_their_results():
     results = [turn("tool", f"{n} °C", tool_call_id=f"weather:{n}", name="weather") for n in (0, 1)]
     assert (
         Tiny("im_middle").shown(user("Weather?"), assistant(None, *calls), *results, assistant("Cold."))
-        == '<|im_user|>user<|im_middle|>Weather?<|im_end|><|im_assistant|>assistant<|im_middle|>⟦<|tool_calls|><|tool_call|>weather:0<|tool_arguments|>{"city":'
+        == "<|im_user|>user<|im_middle|>Weather?<|im_end|><|im_assistant|>assistant<|im_middle|>⟦"
+        '<|tool_calls|><|tool_call|>weather:0<|tool_arguments|>{"city":'
         ' "Paris"}<|tool_call_end|><|tool_call|>weather:1<|tool_arguments|>{"city":'
         ' "Romé"}<|tool_call_end|><|tool_calls_end|><|im_end|>⟧<|im_system|>weather<|im_middle|>## Return'
         " of weather:0\n0 °C<|im_end|><|im_system|>weather<|im_middle|>## Return of weather:1\n1"
@@ -79,8 +80,10 @@ def test_ids_that_a_template_shows_instead_of_names_get_the_names():
     ]
     assert (
         Tiny("im_middle").shown(*conversation)
-        == '<|im_user|>user<|im_middle|>?<|im_end|><|im_assistant|>assistant<|im_middle|>⟦<|tool_calls|><|tool_call|>functions.weather:0<|tool_arguments|>{"city":'
-        ' "Paris"}<|tool_call_end|><|tool_call|>functions.time:1<|tool_arguments|>{}<|tool_call_end|><|tool_calls_end|><|im_end|>⟧<|im_system|>weather<|im_middle|>##'
+        == "<|im_user|>user<|im_middle|>?<|im_end|><|im_assistant|>assistant<|im_middle|>⟦"
+        '<|tool_calls|><|tool_call|>functions.weather:0<|tool_arguments|>{"city":'
+        ' "Paris"}<|tool_call_end|><|tool_call|>functions.time:1<|tool_arguments|>{}<|tool_call_end|>'
+        "<|tool_calls_end|><|im_end|>⟧<|im_system|>weather<|im_middle|>##"
         " Return of"
         " functions.weather:0\nrain<|im_end|><|im_assistant|>assistant<|im_middle|>⟦Rain.<|im_end|>⟧"
     )
@@ -106,7 +109,8 @@ def test_tools_with_two_parallel_calls_one_with_text_beside_it():
         ' "weather"}}\n<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n⟦Let me'
         ' see.\n<tool_call>\n{"name": "weather", "arguments": {"city":'
         ' "Paris"}}\n</tool_call>\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days":'
-        " 2}}\n</tool_call><|im_end|>⟧\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n⟦Sunny"
+        " 2}}\n</tool_call><|im_end|>⟧\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<t"
+        "ool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n⟦Sunny"
         " and rain.<|im_end|>⟧\n"
     )
 
@@ -122,7 +126,8 @@ REASONED = [
 def test_reasoning_that_is_stripped_from_history_is_trained_where_it_is_shown():
     assert (
         Tiny("reasoning_stripped").shown(*REASONED)
-        == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n⟦Four.<|im_end|>⟧\n<|im_start|>user\n3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree"
+        == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n⟦Four.<|im_end|>⟧\n<|im_start|>us"
+        "er\n3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree"
         " and three.\n</think>\n\nSix.<|im_end|>⟧\n"
     )
 
@@ -177,7 +182,8 @@ def test_a_chain_of_calls_whose_reasoning_later_turns_strip_is_found_by_substitu
         == '<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n⟦<tool_call>\n{"name": "rain",'
         ' "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>⟧\n'
         "<|im_start|>tool\nrain<|im_end|>\n<|im_start|>assistant\n⟦Rain.<|im_end|>⟧\n"
-        "<|im_start|>user\nThanks<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n⟦Welcome.<|im_end|>⟧\n"
+        "<|im_start|>user\nThanks<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n⟦Welcome."
+        "<|im_end|>⟧\n"
     )
 
 
@@ -188,7 +194,9 @@ def test_a_scaffold_that_the_generation_prompt_opens_is_not_trained():
     ]
     assert (
         Tiny("im_middle_thinking").shown(*chain)
-        == '<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><think></think>⟦Hello!<|im_end|>⟧<|im_user|>user<|im_middle|>Weather?<|im_end|><|im_assistant|>assistant<|im_middle|><think>⟦Ask.</think><|tool_call|>weather:0<|tool_arguments|>{"city":'
+        == "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><think></thi"
+        "nk>⟦Hello!<|im_end|>⟧<|im_user|>user<|im_middle|>Weather?<|im_end|><|im_assistant|>assista"
+        'nt<|im_middle|><think>⟦Ask.</think><|tool_call|>weather:0<|tool_arguments|>{"city":'
         ' "Rome"}<|tool_call_end|><|im_end|>⟧'
     )
 
@@ -196,7 +204,8 @@ def test_a_scaffold_that_the_generation_prompt_opens_is_not_trained():
 def test_a_scaffold_on_a_line_of_its_own_is_not_trained():
     assert (
         Tiny("role_tokens").shown(*REASONED, user("Rain?"), assistant(None, call("rain", {"city": "Rome"})))
-        == "<|User|>\n2+2?<|Assistant|>\n<think></think>\n⟦Four.⟧<|User|>\n3+3?<|Assistant|>\n<think></think>\n⟦Six.⟧<|User|>\nRain?<|Assistant|>\n<think></think>\n⟦<tool_call>rain\ncity:"
+        == "<|User|>\n2+2?<|Assistant|>\n<think></think>\n⟦Four.⟧<|User|>\n3+3?<|Assistant|>\n<think><"
+        "/think>\n⟦Six.⟧<|User|>\nRain?<|Assistant|>\n<think></think>\n⟦<tool_call>rain\ncity:"
         " Rome</tool_call>⟧"
     )
     assert (
@@ -247,7 +256,8 @@ def test_inline_reasoning_that_the_template_cuts_is_not_trained_and_arguments_ar
         Tiny("inline_reasoning").shown(
             user("Hi"), assistant("<think>\nGreet.\n</think>Hello!"), user("Rain?"), weather
         )
-        == '<|begin|><|User|>Hi<|Assistant|>⟦Hello!<|endoftext|>⟧<|User|>Rain?<|Assistant|>⟦<|call|>weather\n{"city":'
+        == "<|begin|><|User|>Hi<|Assistant|>⟦Hello!<|endoftext|>⟧<|User|>Rain?<|Assistant|>⟦<|call|>we"
+        'ather\n{"city":'
         ' "Rome"}<|/call|><|endoftext|>⟧'
     )
 
@@ -255,7 +265,8 @@ def test_inline_reasoning_that_the_template_cuts_is_not_trained_and_arguments_ar
 def test_a_channel_that_the_assistant_names_is_trained_and_each_turn_s_own_end_token():
     assert (
         Tiny("channels").shown(*TWO_TURNS)
-        == "<|start|>user<|message|>Hi<|end|><|start|>assistant⟦<|channel|>final<|message|>Hello!<|end|>⟧<|start|>user<|message|>And"
+        == "<|start|>user<|message|>Hi<|end|><|start|>assistant⟦<|channel|>final<|message|>Hello!"
+        "<|end|>⟧<|start|>user<|message|>And"
         " you?<|end|><|start|>assistant⟦<|channel|>final<|message|>Fine, thanks.<|return|>⟧"
     )
 
@@ -327,7 +338,8 @@ def test_each_turn_gets_a_row_of_its_own_with_its_reasoning():
             " two.\n</think>\n\nFour.<|im_end|>⟧\n"
         ),
         (
-            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\nFour.<|im_end|>\n<|im_start|>user\n3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree"
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\nFour.<|im_end|>\n<|im_start|>use"
+            "r\n3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree"
             " and three.\n</think>\n\nSix.<|im_end|>⟧\n"
         ),
     ]
@@ -340,12 +352,16 @@ def test_what_follows_the_last_answer_is_left_out():
 def test_an_empty_answer_is_context_and_not_trained():
     assert (
         Tiny("chatml").shown(*talk("Hi", "", "Hm?", "Sorry."))
-        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nHm?<|im_end|>\n<|im_start|>assistant\n⟦Sorry.<|im_end|>⟧\n"
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nHm?"
+        "<|im_end|>\n<|im_start|>assistant\n⟦Sorry.<|im_end|>⟧\n"
     )
 
 
 def test_the_assistant_may_speak_first():
-    shown = "<|im_start|>assistant\n⟦Welcome!<|im_end|>⟧\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n⟦Hello!<|im_end|>⟧\n"
+    shown = (
+        "<|im_start|>assistant\n⟦Welcome!<|im_end|>⟧\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>"
+        "assistant\n⟦Hello!<|im_end|>⟧\n"
+    )
     assert Tiny("chatml").shown(assistant("Welcome!"), *talk("Hi", "Hello!")) == shown
     assert (
         Tiny("reasoning_stripped")
@@ -455,7 +471,8 @@ def test_on_demand_a_turn_whose_reasoning_does_not_show_gets_a_row_of_its_own():
         (
             "",
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\nFour.<|im_end|>\n<|im_start|>user\n"
-            "3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree and three.\n</think>\n\nSix.<|im_end|>⟧\n",
+            "3+3?<|im_end|>\n<|im_start|>assistant\n⟦<think>\nThree and three.\n</think>\n\nSix."
+            "<|im_end|>⟧\n",
         ),
     ]
 

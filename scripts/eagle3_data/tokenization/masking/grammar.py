@@ -149,7 +149,9 @@ class _Learner:
         return Grammar(
             prompts=prompts,
             headers=headers,
-            openings=openings,
+            openings=tuple(
+                text for text in openings if not any(header.startswith(text) for header in headers)
+            ),
             closers=closers,
             stops=tuple(dict.fromkeys((*self._own_stops, *closers))),
             closings=closings,
