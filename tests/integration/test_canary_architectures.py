@@ -29,7 +29,7 @@ REFUSED = {
 }  # fmt: skip
 """vLLM 0.32 has no SupportsEagle3 for their classes."""
 NO_KERNEL = {
-    "MiniMax-M2": "canary-engine-start",
+    "MiniMax-M2": "canary-extraction",
     "Nemotron-H-8B": "canary-extraction",
     "Qwen3-Next-80B": "canary-extraction",
 }

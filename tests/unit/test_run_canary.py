@@ -493,6 +493,12 @@ def test_without_a_reference_structure_is_still_judged(case, monkeypatch):
         ("TypeError: 'function' object is not subscriptable (at vllm/v1/worker/mamba_utils.py:1226)", True),
         ("AttributeError: '_OpNamespace' '_C' object has no attribute 'topk_sigmoid'", True),
         ("ValueError: head size 192 is not supported on CPU", True),
+        (
+            "AssertionError without a message, raised by `assert self.scoring_func == 'softmax'` (at"
+            " /venv/vllm/model_executor/layers/fused_moe/router/cpu_router.py:239 in _compute_routing)",
+            True,
+        ),
+        ("AssertionError: no rotary_dim (at /venv/vllm/model_executor/models/minimax_m2.py:12)", False),
         ("KeyError: 'layers.0.mlp.gate'", False),
     ],
 )

@@ -42,6 +42,7 @@ minutes."""
 NO_KERNEL = re.compile(
     r"'function' object is not subscriptable"  # a Triton kernel, called where there is no Triton
     r"|'_OpNamespace' '_\w+' object has no attribute|\bTriton\b"
+    r"|(AssertionError|NotImplementedError)[^;]*/vllm/[\w/]*/cpu_\w+\.py:\d+"  # by the CPU's stand-in itself
     r"|not (yet )?(supported|implemented) (on|for|by) (the )?CPU|CPU \w+ (only supports|does not support)",
     re.IGNORECASE,
 )
