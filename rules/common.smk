@@ -22,13 +22,13 @@ try:
     from eagle3_data.config import load_config, read_config_file, write_sections
     from eagle3_data.errors import Eagle3DataError, InputError
     from eagle3_data.hashing import hash_json
-    from eagle3_data.locate import described_files, locate_target, state_of
-    from eagle3_data.modes import PRIVATE_UMASK
+    from eagle3_data.target.locate import described_files, locate_target, state_of
+    from eagle3_data.system.modes import PRIVATE_UMASK
     from eagle3_data.passes.planning import Plan
     from eagle3_data.passes.watching import PassWatcher
-    from eagle3_data.places import check_directory
+    from eagle3_data.system.places import check_directory
     from eagle3_data.records import remove
-    from eagle3_data.run_paths import RunPaths
+    from eagle3_data.records.run_paths import RunPaths
     from eagle3_data.tokenization.reading.sources import files_of
 except ImportError as error:
     raise WorkflowError(

@@ -22,15 +22,16 @@ from eagle3_data.assembly.speculators import (
     write_token_frequencies,
 )
 from eagle3_data.assembly.verify import SEAL, seal_set
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_section
 from eagle3_data.identity import identify_extraction
-from eagle3_data.modes import follow_umask
+from eagle3_data.log import say
 from eagle3_data.passes.ledger import Gate
 from eagle3_data.records import write_json
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
+from eagle3_data.system.modes import follow_umask
 from eagle3_data.target import TargetDescription
 from eagle3_data.version import workflow_version
 from eagle3_data.vocabulary import draft_vocabulary_map
@@ -114,7 +115,7 @@ def main() -> None:
     seal_set(building, samples, store, without, verdicts)
     shutil.rmtree(arguments.output, ignore_errors=True)
     building.rename(arguments.output)
-    cli.say(
+    say(
         f"{arguments.output}: {rows} rows, {counts.tokens} tokens, states by"
         f" {', '.join(f'{way} ({n})' for way, n in ways.items())}"
     )

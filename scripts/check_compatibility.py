@@ -16,8 +16,9 @@ from eagle3_data.compatibility.source import releases
 from eagle3_data.compatibility.vllm.wire_contract import Plan
 from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
 from eagle3_data.findings import Findings, accept, in_order
-from eagle3_data.layers import OFFSETS
+from eagle3_data.log import say
 from eagle3_data.records import write_json
+from eagle3_data.target.layers import OFFSETS
 
 WRONG_USE = 2
 ENGINE_ARGUMENTS = "--engine-arguments must be a JSON object, such as '{\"enable_prefix_caching\": false}'"
@@ -27,9 +28,9 @@ INSTALLED_TITLE = "compatibility of the installed packages with this run"
 def installed(arguments: argparse.Namespace) -> None:
     """Judge the installed packages with the configured target and the tokenized data (what the rule runs)."""
     from eagle3_data import config
-    from eagle3_data.batch_index import BatchIndex
     from eagle3_data.canary.run import foresee_canary
     from eagle3_data.compatibility.run.installed import check
+    from eagle3_data.records.batch_index import BatchIndex
     from eagle3_data.target import TargetDescription
 
     target = TargetDescription.read(arguments.target)
@@ -218,7 +219,7 @@ def main() -> None:
     except (ConfigError, InputError) as error:
         if arguments.run is installed:
             raise
-        cli.say(headline(error))  # a wrong path or version is a wrong command line, not a finding
+        say(headline(error))  # a wrong path or version is a wrong command line, not a finding
         sys.exit(WRONG_USE)
 
 

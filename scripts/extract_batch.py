@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.errors import InputError, SampleError, headline
+from eagle3_data.log import say
 from eagle3_data.passes.ledger import COMPLETE, BatchOutcome, Gate, Ledger
 
 FULL_TEXTS = 3
@@ -41,7 +42,7 @@ def main() -> None:
             " the same command reruns only what is missing"
         )
     if outcome.left_out:
-        cli.say(
+        say(
             f"batch {arguments.batch} goes on without {len(outcome.left_out)} failed samples"
             " (extraction.max_failed_fraction)"
         )
@@ -54,7 +55,7 @@ def explain(batch: str, ledger: Ledger, outcome: BatchOutcome, path: Path) -> No
     from eagle3_data.passes.batch_records import FailureRecord  # not needed by a gate that succeeds
 
     if outcome.failed:
-        cli.say(
+        say(
             f"batch {batch}: {len(outcome.failed)} of {outcome.samples} samples failed; engine output:"
             f" {ledger.engine_log}"
         )
@@ -62,12 +63,12 @@ def explain(batch: str, ledger: Ledger, outcome: BatchOutcome, path: Path) -> No
         try:
             failure = FailureRecord.read(failed.record).failure
         except InputError as error:
-            cli.say(headline(error))
+            say(headline(error))
             continue
         text = failure.render() if index < FULL_TEXTS else failure.summary
-        cli.say(f"\n--- sample {failed.sample_id} ({failed.record})\n{text}")
+        say(f"\n--- sample {failed.sample_id} ({failed.record})\n{text}")
     if outcome.not_reached:
-        cli.say(
+        say(
             f"batch {batch}: {outcome.not_reached} of {outcome.samples} samples were not reached:"
             f" {shared_cause(batch, ledger, path)}"
         )

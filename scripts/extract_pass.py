@@ -8,7 +8,7 @@ from pathlib import Path
 from eagle3_data import cli
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization, load_section
 from eagle3_data.extraction.run_pass import PassJob, run_pass
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 
 

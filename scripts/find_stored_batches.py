@@ -7,14 +7,15 @@ import os
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, load_section
 from eagle3_data.identity import identify_extraction
+from eagle3_data.log import say
 from eagle3_data.passes.batch_records import FailureFacts
 from eagle3_data.passes.ledger import Ledger, PassFacts
 from eagle3_data.passes.outcomes import Outcomes, is_recorded
 from eagle3_data.passes.paths import ExtractionPaths
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
@@ -57,7 +58,7 @@ def main() -> None:
                 outcomes.open_batch(batch, fingerprint, names, set())
         outcomes.finish(None)
         Ledger(**vars(facts), batches=outcomes.batches()).write(arguments.ledger)
-    cli.say(f"{len(outcomes.batches())} batches are complete in the store")
+    say(f"{len(outcomes.batches())} batches are complete in the store")
 
 
 if __name__ == "__main__":

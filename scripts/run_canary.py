@@ -8,10 +8,11 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.canary.run import DEADLINE_S, run_canary
-from eagle3_data.child import watch_lifeline
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.errors import CompatibilityError
 from eagle3_data.findings import Findings, accept
+from eagle3_data.log import say
+from eagle3_data.system.child import watch_lifeline
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
         accept(run_canary(settings, arguments.work, arguments.log, arguments.deadline_s), arguments.allow)
     )
     for finding in result.findings:
-        cli.say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}")
+        say(f"{finding.level}{' (accepted)' if finding.accepted else ''}: {finding.id}: {finding.title}")
     if result.failed:
         result.write(arguments.output.with_suffix(".failed.json"))
         failing = (finding for finding in result.findings if finding.level == "fail" and not finding.accepted)

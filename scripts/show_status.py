@@ -9,9 +9,9 @@ from pathlib import Path
 from shlex import quote
 
 from eagle3_data import cli
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.errors import InputError
 from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
+from eagle3_data.records.batch_index import BatchIndex
 
 SHOWN_CAUSES = 5
 SHOWN_BATCHES = 20

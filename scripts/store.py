@@ -19,6 +19,7 @@ from eagle3_data.extraction.store_care import (
     summarize,
     verify,
 )
+from eagle3_data.log import say
 
 COLUMNS = (
     "extraction id",
@@ -83,7 +84,7 @@ def list_stores(arguments: argparse.Namespace) -> None:
             rows.append(row_of(summarize(store, count_tokens=arguments.tokens)))
         except (StorageError, InputError) as error:
             unreadable += 1
-            cli.say(message_of(error))
+            say(message_of(error))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print(
@@ -124,7 +125,7 @@ def verify_stores(arguments: argparse.Namespace) -> None:
                     quarantine(store, fault)
         except StorageError as error:
             unknown += 1
-            cli.say(message_of(error))
+            say(message_of(error))
     if damaged:
         told = (
             "they are quarantined, the next run extracts them again"
@@ -159,8 +160,8 @@ def collect_garbage(arguments: argparse.Namespace) -> None:
                 if arguments.delete:
                     garbage.delete()
     for reason, count in items.items():
-        cli.say(f"{count:,} x {reason}, {sizes[reason] / 1e9:,.3f} GB")
-    cli.say(
+        say(f"{count:,} x {reason}, {sizes[reason] / 1e9:,.3f} GB")
+    say(
         "deleted"
         if arguments.delete
         else "nothing is deleted; --delete does it"

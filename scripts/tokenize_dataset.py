@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.config import Data, Target, Tokenization, load_section
+from eagle3_data.log import say
 from eagle3_data.target import TargetDescription
 
 
@@ -43,7 +44,7 @@ def main() -> None:
     from eagle3_data.tokenization.dataset import Request, tokenize_dataset
 
     request = Request(data, tokenization, target, description)
-    cli.say(tokenize_dataset(request, arguments.output_dir, max(1, arguments.processes)).summary())
+    say(tokenize_dataset(request, arguments.output_dir, max(1, arguments.processes)).summary())
 
 
 if __name__ == "__main__":

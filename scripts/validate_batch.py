@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Extraction, Target, load_section
 from eagle3_data.errors import InputError, SampleError
 from eagle3_data.identity import identify_extraction
+from eagle3_data.log import say
 from eagle3_data.passes.ledger import Gate
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription, require_described
@@ -57,13 +58,13 @@ def main() -> None:
         record.write(run.rejected(arguments.batch))
         names = {sample.key: sample.sample_id for sample in samples}
         for key, reason in verdict.rejected.items():
-            cli.say(f"sample {names[key]} ({key}): {reason}")
+            say(f"sample {names[key]} ({key}): {reason}")
         raise SampleError(
             f"{len(verdict.rejected)} of {verdict.samples} samples of batch {arguments.batch} are rejected;"
             " the same command extracts them again"
         )
     record.write(arguments.output)
-    cli.say(
+    say(
         f"batch {arguments.batch}: {verdict.samples} samples, {verdict.tokens} tokens, none rejected;"
         f" not proven: {'; '.join(verdict.not_proven())}"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from eagle3_data import cli
 from eagle3_data.assembly.verify import SetSeal, renew_seal, verify
 from eagle3_data.errors import InputError
+from eagle3_data.log import say
 
 SHOWN = 20
 
@@ -22,7 +23,7 @@ def main() -> None:
     faults = verify(arguments.directory, arguments.results, arguments.threads)
     shown = list(islice(faults, SHOWN))
     for fault in shown:
-        cli.say(fault)
+        say(fault)
     count = len(shown) + sum(1 for _ in faults)
     if count:
         more = f" ({count - SHOWN} more are not shown)" if count > SHOWN else ""
@@ -32,7 +33,7 @@ def main() -> None:
         )
     renew_seal(arguments.directory)
     rows = SetSeal.read(arguments.directory / "seal.json").rows
-    cli.say(f"{arguments.directory}: {rows} rows, every byte is what was assembled")
+    say(f"{arguments.directory}: {rows} rows, every byte is what was assembled")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""What every script shares: one log format, readable errors, an exit code. Standard library only."""
+"""What every script shares: readable errors, an exit code. Standard library only."""
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -13,25 +11,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from eagle3_data.errors import NO_ROOM, Eagle3DataError, StorageError, causes_of, errno_of, headline
-from eagle3_data.places import UNUSABLE, explain_unusable
-
-
-class _StderrHandler(logging.Handler):
-    """Writes to whatever stderr is at that moment. A line that finds no room on the disk is lost: the work
-    continues."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):
-            print(self.format(record), file=sys.stderr, flush=True)
-
-
-LOG = logging.getLogger("eagle3_data")
-LOG.setLevel(logging.INFO)
-LOG.propagate = False
-if not LOG.handlers:
-    _handler = _StderrHandler()
-    _handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    LOG.addHandler(_handler)
+from eagle3_data.log import LOG
+from eagle3_data.system.places import UNUSABLE, explain_unusable
 
 
 def run(main: Callable[[], None]) -> NoReturn:
@@ -70,13 +51,3 @@ def run(main: Callable[[], None]) -> NoReturn:
 def end_with_reader() -> None:
     """For programs that only print: `| head` ends them without a word, as it ends any other."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-
-
-def say(message: str) -> None:
-    """A line for the rule's log, with time and level."""
-    LOG.info(message)
-
-
-def warn(message: str) -> None:
-    """The same, of what may be wrong although the work continues."""
-    LOG.warning(message)

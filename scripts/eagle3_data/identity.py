@@ -9,8 +9,8 @@ from typing import Any
 from eagle3_data import FORMAT_VERSION
 from eagle3_data.config import Extraction
 from eagle3_data.hashing import batch_fingerprint, hash_json
-from eagle3_data.layers import resolve_layers
 from eagle3_data.target import TargetDescription
+from eagle3_data.target.layers import resolve_layers
 
 CAPTURE_VERSION = 1
 """Part of every extraction id. Raise it when what an engine captures changes its meaning."""

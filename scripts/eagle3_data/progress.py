@@ -9,7 +9,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from eagle3_data.cli import say
+from eagle3_data.log import say
 
 LINE_EVERY_S = 10.0
 

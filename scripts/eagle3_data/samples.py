@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.batch_index import SampleName
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.records import open_regular
+from eagle3_data.records.batch_index import SampleName
 
 TOKEN_IDS: np.dtype[Any] = np.dtype("<i4")
 """What a key is the hash of (`eagle3_data.hashing.sample_key`)."""

@@ -8,7 +8,7 @@ import torch
 
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.samples import Sample, SampleFile
-from eagle3_data.states import States, open_states
+from eagle3_data.store.states import States, open_states
 from integration.workflow import Workflow
 
 

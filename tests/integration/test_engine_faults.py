@@ -16,8 +16,8 @@ import pytest
 
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import SampleFile
-from eagle3_data.states import file_checksum
 from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow

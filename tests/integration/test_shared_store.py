@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.config import load_config
-from eagle3_data.modes import current_umask
 from eagle3_data.passes.planning import Plan
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.system.modes import current_umask
 from integration.workflow import Workflow, wait_for
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from eagle3_data.records import read_json, write_json
-from eagle3_data.states import file_checksum, open_states
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.store import ABANDONED_S
+from eagle3_data.store.states import open_states
 from integration.fixtures import fast_config
 from integration.workflow import Workflow, conversation, wait_for, write_jsonl
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from eagle3_data.assembly.proof import require_proof
-from eagle3_data.batch_index import BatchEntry, BatchIndex
 from eagle3_data.errors import InputError
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.ledger import FailedSample, Gate
-from eagle3_data.run_paths import RunPaths
-from eagle3_data.seal import seal_files
+from eagle3_data.records.batch_index import BatchEntry, BatchIndex
+from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.records.seal import seal_files
 from eagle3_data.validation.verdict import BatchVerdict
 
 IDENTITY = ExtractionIdentity("target", (1, 2), "bfloat16", "none", "engine", {})

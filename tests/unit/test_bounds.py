@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from eagle3_data import bounds
-from eagle3_data.bounds import RunawayError, call_bounded
+from eagle3_data.system import bounds
+from eagle3_data.system.bounds import RunawayError, call_bounded
 
 
 def endless():

@@ -25,9 +25,9 @@ from eagle3_data.demo import tiny_kimi, tiny_llama, training
 from eagle3_data.demo.build import TARGETS, build_demo_target, read_conversations
 from eagle3_data.demo.tokenizer import encode_conversations, train_tokenizer
 from eagle3_data.errors import InputError
-from eagle3_data.layers import default_layers, resolve_layers
 from eagle3_data.records import read_json
 from eagle3_data.target import describe_target
+from eagle3_data.target.layers import default_layers, resolve_layers
 from integration.fixtures import SHARED_DATA
 
 CONVERSATIONS = Path(__file__).parents[2] / "config/demo/conversations.jsonl"

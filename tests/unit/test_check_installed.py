@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from checked_targets import LLAMA, SCRIPT, run
 
-from eagle3_data import devices
 from eagle3_data.compatibility.run import installed
 from eagle3_data.compatibility.run.installed import not_checked
 from eagle3_data.compatibility.vllm.engine_class import check_engine
 from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.errors import CompatibilityError, ConfigError
 from eagle3_data.records import read_json, write_json
+from eagle3_data.system import devices
 from eagle3_data.target import TargetDescription
 from tiny_tokenizer import TEMPLATES, save_tokenizer
 

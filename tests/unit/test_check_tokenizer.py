@@ -8,12 +8,12 @@ import pytest
 from checked_targets import LLAMA
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
-from eagle3_data import bounds
 from eagle3_data.compatibility.run import tokenizer as tokenizer_check
 from eagle3_data.compatibility.run.own_tokenizers import split_pattern
 from eagle3_data.compatibility.run.remote_code import check_remote_code
 from eagle3_data.compatibility.run.tokenizer import check_tokenizer
 from eagle3_data.config import Target, Tokenization
+from eagle3_data.system import bounds
 from eagle3_data.tokenization.tokenizer import load_tokenizer
 from slow_tokenizer import save_slow_tokenizer
 from tiny_tokenizer import TEMPLATES, describe, save_tokenizer

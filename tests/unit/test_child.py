@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data import child
-from eagle3_data.child import Child
+from eagle3_data.system import child
+from eagle3_data.system.child import Child
 
 
 def test_a_killed_child_is_gone_and_told_in_words(tmp_path: Path) -> None:

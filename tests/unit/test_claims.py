@@ -14,8 +14,8 @@ import pytest
 
 from eagle3_data.engines.base import Request
 from eagle3_data.passes.claims import LOOK_S, PATIENCE_S, Claims, share
-from eagle3_data.processes import this_process
 from eagle3_data.store import Store
+from eagle3_data.system.processes import this_process
 
 KEY, OTHER = "ab" * 16, "cd" * 16
 

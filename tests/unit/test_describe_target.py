@@ -17,7 +17,7 @@ from eagle3_data.engines.base import EngineSettings
 from eagle3_data.engines.log import with_damaged_weights
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError, InputError
-from eagle3_data.failures import describe_situation
+from eagle3_data.records.failures import describe_situation
 from eagle3_data.target import describe_target, fingerprint_of, read_model_config
 
 CONFIG = {

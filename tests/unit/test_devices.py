@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data import devices
+from eagle3_data.system import devices
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from eagle3_data.errors import message_of
-from eagle3_data.failures import Failure, describe_exception
+from eagle3_data.records.failures import Failure, describe_exception
 
 
 def failed() -> Failure:

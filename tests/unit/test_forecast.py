@@ -10,7 +10,6 @@ import pytest
 
 from eagle3_data.config import Config, Extraction, load_config
 from eagle3_data.errors import EngineError
-from eagle3_data.failures import describe_situation
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.forecast import (
     LONGEST_MIN,
@@ -25,7 +24,8 @@ from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import Plan
 from eagle3_data.records import write_json
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.failures import describe_situation
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 
 KIMI = ("KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM", "kimi_k25")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eagle3_data.errors import ConfigError
-from eagle3_data.layers import resolve_layers
+from eagle3_data.target.layers import resolve_layers
 
 
 def test_the_default_is_eagle3s_and_the_last_layer() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from eagle3_data.passes import lease
 from eagle3_data.passes.lease import Lease, LeaseState, PassProgress
-from eagle3_data.processes import this_process
 from eagle3_data.records import read_json
 from eagle3_data.store import ABANDONED_S
+from eagle3_data.system.processes import this_process
 
 BEAT_S = 0.05
 PROGRESS = PassProgress(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.errors import InputError
-from eagle3_data.locate import locate_target, state_of
+from eagle3_data.target.locate import locate_target, state_of
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from eagle3_data.config import Target, load_section
 from eagle3_data.engines.base import publish_states
-from eagle3_data.modes import current_umask, follow_umask
-from eagle3_data.processes import this_process
 from eagle3_data.store import Store
+from eagle3_data.system.modes import current_umask, follow_umask
+from eagle3_data.system.processes import this_process
 
 KEY = "ab" * 16
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data.batch_index import SampleName
 from eagle3_data.errors import SampleError
-from eagle3_data.failures import describe_situation
 from eagle3_data.passes.batch_records import FailureFacts, FailureRecord, FailureSummary
 from eagle3_data.passes.ledger import PassFacts
 from eagle3_data.passes.outcomes import Outcomes
 from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.records.batch_index import SampleName
+from eagle3_data.records.failures import describe_situation
 
 REFUSED = describe_situation(SampleError, "too long")
 

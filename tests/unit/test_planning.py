@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import damages
-from eagle3_data.batch_index import BatchEntry, BatchIndex, SampleName
 from eagle3_data.config import load_config
 from eagle3_data.findings import Findings
 from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.ledger import BatchOutcome, Gate, Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import Plan
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchEntry, BatchIndex, SampleName
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 from eagle3_data.validation.verdict import BatchVerdict
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_data import environment
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.engines.log import reported_kernels
 from eagle3_data.extraction import proof
 from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_engine
 from eagle3_data.findings import IDS
+from eagle3_data.system import environment
 
 SETTINGS = EngineSettings("e:E", "target", (2,), "bfloat16", 1, 64, False, "states")
 LOG = """\

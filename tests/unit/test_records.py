@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import pytest
 
-from eagle3_data.batch_index import BatchEntry, BatchIndex, SampleName
 from eagle3_data.errors import InputError, SampleError
-from eagle3_data.failures import describe_situation
 from eagle3_data.findings import Finding, Findings
 from eagle3_data.passes.batch_records import BatchRecord, FailureRecord, FailureSummary
 from eagle3_data.passes.lease import LeaseState
 from eagle3_data.passes.ledger import BatchOutcome, FailedSample, Gate, Ledger
-from eagle3_data.processes import this_process
 from eagle3_data.records import MisfitError, Record, key, read_json
+from eagle3_data.records.batch_index import BatchEntry, BatchIndex, SampleName
+from eagle3_data.records.failures import describe_situation
+from eagle3_data.system.processes import this_process
 from eagle3_data.validation.verdict import BatchVerdict
 
 FACTS: dict[str, Any] = {"number": "001", "stripe": 0, "extraction_id": "e", "command": "snakemake"}

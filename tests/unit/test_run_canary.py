@@ -36,8 +36,8 @@ from eagle3_data.canary.run import foresee_canary, missing_layers, prompts, run_
 from eagle3_data.engines.base import EngineSettings, Fatal, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import CompatibilityError, EngineError, InputError
-from eagle3_data.failures import describe_exception, describe_situation
 from eagle3_data.findings import Finding
+from eagle3_data.records.failures import describe_exception, describe_situation
 from eagle3_data.target import text_config
 from eagle3_data.validation.head import read_head
 from model_configs import (

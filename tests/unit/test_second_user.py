@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.batch_records import BatchRecord
-from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
-from eagle3_data.states import file_checksum
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.store import Store
+from eagle3_data.system.processes import this_process
 
 ROOT = Path(__file__).parents[2]
 GROUP = 54_320
@@ -37,7 +37,7 @@ COMMIT = """
 import os, sys
 from pathlib import Path
 from eagle3_data import cli
-from eagle3_data.processes import this_process
+from eagle3_data.system.processes import this_process
 from eagle3_data.store import Store
 def main():
     store = Store("store", sys.argv[1])

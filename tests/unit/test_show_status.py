@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from eagle3_data.errors import SampleError
-from eagle3_data.failures import describe_situation
 from eagle3_data.hashing import batch_fingerprint
 from eagle3_data.passes.batch_records import FailureRecord
 from eagle3_data.passes.lease import SILENT_S
 from eagle3_data.passes.paths import ExtractionPaths
-from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
+from eagle3_data.records.failures import describe_situation
+from eagle3_data.system.processes import this_process
 from eagle3_data.validation.verdict import BatchVerdict
 
 SCRIPT = Path(__file__).parents[2] / "scripts/show_status.py"

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import SampleError
-from eagle3_data.states import file_checksum, number_problems, open_states, structure_problems
+from eagle3_data.records.checksum import file_checksum
+from eagle3_data.store.states import number_problems, open_states, structure_problems
 
 TOKENS, LAYERS, HIDDEN = 700, 3, 16
 """More tokens than a chunk of the checks."""

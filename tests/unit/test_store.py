@@ -16,9 +16,9 @@ import pytest
 
 from eagle3_data import PACKAGE_ROOT
 from eagle3_data.errors import InputError, StorageError
-from eagle3_data.processes import this_process
 from eagle3_data.records import find_json, read_json, write_json
 from eagle3_data.store import ABANDONED_S, Store, check_root
+from eagle3_data.system.processes import this_process
 
 KEY = "ab" + 30 * "0"
 SIDECAR = {"tokens": 1, "size_bytes": 6, "xxh3_128": "x"}
@@ -57,7 +57,7 @@ def test_a_writer_killed_between_sidecar_and_rename_leaves_no_sample_and_a_later
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from eagle3_data.processes import this_process
+from eagle3_data.system.processes import this_process
 from eagle3_data.store import ABANDONED_S, Store
 replace = os.replace
 os.replace = lambda source, target: os.kill(os.getpid(), signal.SIGKILL) if str(target).endswith(".safetensors") else replace(source, target)

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data import PACKAGE_ROOT
-from eagle3_data.batch_index import BatchEntry, BatchIndex
 from eagle3_data.extraction.store_care import fault_of, quarantine
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.lease import LeaseState, PassProgress
-from eagle3_data.processes import this_process
 from eagle3_data.records import read_json, write_json
-from eagle3_data.states import file_checksum
+from eagle3_data.records.batch_index import BatchEntry, BatchIndex
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.store import Store
+from eagle3_data.system.processes import this_process
 from eagle3_data.target import TargetDescription
 
 ROOT = Path(__file__).parents[2]

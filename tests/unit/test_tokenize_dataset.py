@@ -13,11 +13,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from eagle3_data import bounds
 from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.errors import InputError, causes_of
 from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.records import read_json, write_json
+from eagle3_data.system import bounds
 from eagle3_data.tokenization.dataset import FILES, Request, tokenize_dataset
 from eagle3_data.tokenization.tokenizer import load_tokenizer
 from eagle3_data.tokenization.view import choose_samples, render_samples

@@ -19,8 +19,8 @@ from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import sample_key
 from eagle3_data.identity import ExtractionIdentity
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
-from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
 from eagle3_data.validation.head import Head, read_head
 from eagle3_data.validation.samples import Unknown, Verdict, validate_samples

@@ -19,7 +19,7 @@ from eagle3_data.assembly.verify import look, seal_set, verify
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import sample_key
 from eagle3_data.records import write_json
-from eagle3_data.states import file_checksum
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.store import Store
 from eagle3_data.tokenization.batches import SCHEMA
 from eagle3_data.validation.verdict import BatchVerdict

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from eagle3_data.passes.watching import LINE_EVERY_S, PassWatcher
-from eagle3_data.processes import this_process
 from eagle3_data.records import write_json
+from eagle3_data.system.processes import this_process
 
 STATE = {
     "pass": "001",

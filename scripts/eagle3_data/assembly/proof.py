@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.errors import InputError
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.ledger import Gate
-from eagle3_data.run_paths import RunPaths
-from eagle3_data.seal import check_contents
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.records.seal import check_contents
 from eagle3_data.validation.verdict import BatchVerdict
 
 

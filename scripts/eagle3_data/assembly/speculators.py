@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_data.cli import say
 from eagle3_data.errors import InputError
 from eagle3_data.findings import Finding, Findings
-from eagle3_data.links import link
+from eagle3_data.log import say
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.progress import Progress
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
+from eagle3_data.system.links import link
 
 
 def link_states(source: Path, destination: Path) -> str:

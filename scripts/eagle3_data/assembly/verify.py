@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.batch_index import SealedFile
 from eagle3_data.errors import InputError, headline
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
 from eagle3_data.records import Record, find_json
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import SealedFile
+from eagle3_data.records.checksum import file_checksum
+from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.records.seal import check_contents, check_sizes, seal_files
 from eagle3_data.samples import SampleFile
-from eagle3_data.seal import check_contents, check_sizes, seal_files
-from eagle3_data.states import file_checksum
 from eagle3_data.store import Store
 from eagle3_data.validation.verdict import BatchVerdict
 

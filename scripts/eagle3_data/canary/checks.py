@@ -29,9 +29,9 @@ import torch
 from eagle3_data.engines.base import EngineSettings, Request, error_path
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import InputError, SampleError, headline
-from eagle3_data.failures import Failure
 from eagle3_data.findings import Finding
-from eagle3_data.states import number_problems, open_states, structure_problems
+from eagle3_data.records.failures import Failure
+from eagle3_data.store.states import number_problems, open_states, structure_problems
 from eagle3_data.validation.head import Head, read_head
 
 MAX_BATCHED_TOKENS = 64

@@ -27,8 +27,8 @@ from eagle3_data.canary.quantization import quantization_of, quantize_canary, sc
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError, InputError, causes_of, errno_of, headline
-from eagle3_data.failures import describe_situation
 from eagle3_data.findings import Finding
+from eagle3_data.records.failures import describe_situation
 from eagle3_data.target import read_model_config, text_config
 from eagle3_data.validation.head import read_head
 

@@ -18,8 +18,8 @@ from eagle3_data.demo.recipe import Recipe
 from eagle3_data.demo.tokenizer import encode_conversations, train_tokenizer
 from eagle3_data.demo.training import WINDOW, make_states_distinct, train
 from eagle3_data.errors import InputError
-from eagle3_data.modes import follow_umask
 from eagle3_data.records import find_json, write_json
+from eagle3_data.system.modes import follow_umask
 
 TARGETS = {"tiny-llama": "eagle3_data.demo.tiny_llama", "tiny-kimi": "eagle3_data.demo.tiny_kimi"}
 RECORD = "demo_target.json"

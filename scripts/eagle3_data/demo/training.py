@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from eagle3_data.cli import say
+from eagle3_data.log import say
 
 WINDOW = 64
 WARM_UP_STEPS = 10

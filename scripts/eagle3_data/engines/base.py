@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eagle3_data.errors import ConfigError
-from eagle3_data.failures import Failure, describe_exception
-from eagle3_data.modes import follow_umask
+from eagle3_data.records.failures import Failure, describe_exception
+from eagle3_data.system.modes import follow_umask
 
 
 @dataclass(frozen=True)

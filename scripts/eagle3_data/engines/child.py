@@ -1,7 +1,7 @@
 """The engine's process: `python -m eagle3_data.engines.child CHANNEL_FD`.
 
 Its stdout and stderr are the engine log. It talks with the supervisor through the channel (pickled words of
-`eagle3_data.engines.base`), and dies with the supervisor (`eagle3_data.child`).
+`eagle3_data.engines.base`), and dies with the supervisor (`eagle3_data.system.child`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 import traceback
 from multiprocessing.connection import Connection, wait
 
-from eagle3_data.child import watch_lifeline
 from eagle3_data.engines.base import Engine, EngineSettings, Fatal, Ready, Rejected, Request, load_engine
 from eagle3_data.errors import EngineError, SampleError
-from eagle3_data.failures import describe_exception, describe_situation
+from eagle3_data.records.failures import describe_exception, describe_situation
+from eagle3_data.system.child import watch_lifeline
 
 GATHER_S = 0.02
 """How long an idle engine waits for further requests after one: its first step should not compute that one

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eagle3_data.diagnosis import diagnose
 from eagle3_data.errors import InputError, headline
-from eagle3_data.failures import Failure
+from eagle3_data.records.failures import Failure
 from eagle3_data.target import check_weights
 
 READ_BYTES = 4 << 20

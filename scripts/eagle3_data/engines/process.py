@@ -13,11 +13,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from eagle3_data.child import Child
 from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.log import reported_kernels, with_damaged_weights, with_root_cause
 from eagle3_data.errors import EngineError
-from eagle3_data.failures import Failure, describe_situation
+from eagle3_data.records.failures import Failure, describe_situation
+from eagle3_data.system.child import Child
 
 STACKS_S = JOIN_S = 1.0
 ENOUGH_S = 60.0

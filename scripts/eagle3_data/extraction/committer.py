@@ -12,10 +12,11 @@ from typing import Any
 
 from eagle3_data.engines.base import Extracted, Request, error_path
 from eagle3_data.errors import EngineError, SampleError
-from eagle3_data.failures import Failure
 from eagle3_data.passes.commits import RejectionError, UnwrittenError
-from eagle3_data.states import file_checksum, number_problems, open_states, structure_problems
+from eagle3_data.records.checksum import file_checksum
+from eagle3_data.records.failures import Failure
 from eagle3_data.store import Store
+from eagle3_data.store.states import number_problems, open_states, structure_problems
 
 POLL_S = 0.002
 LAST_LOOK_S = 2.0

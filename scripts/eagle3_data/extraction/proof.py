@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from eagle3_data.child import Child
-from eagle3_data.cli import say
 from eagle3_data.compatibility.run.installed import check_devices
 from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.engines.log import reported_kernels, with_root_cause
-from eagle3_data.environment import kernel_packages, machine, shown_variables, vllm_variables
 from eagle3_data.errors import CompatibilityError, EngineError, InputError
-from eagle3_data.failures import Failure, describe_situation
 from eagle3_data.findings import Finding, Findings, told_failures
 from eagle3_data.hashing import hash_bytes, hash_json
+from eagle3_data.log import say
+from eagle3_data.records.failures import Failure, describe_situation
+from eagle3_data.system.child import Child
+from eagle3_data.system.environment import kernel_packages, machine, shown_variables, vllm_variables
 from eagle3_data.target import TargetDescription, require_described
 
 CANARY_CODE = Path(__file__).parents[1] / "canary"

@@ -18,20 +18,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.batch_index import BatchIndex
-from eagle3_data.cli import say
 from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
-from eagle3_data.devices import take_own_devices
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
-from eagle3_data.environment import shown_variables
 from eagle3_data.errors import EngineError
 from eagle3_data.extraction.committer import Expected, StatesCommitter
 from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine, prove_target
-from eagle3_data.failures import Failure, describe_situation
 from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
+from eagle3_data.log import say
 from eagle3_data.passes.batch_records import FailureFacts
 from eagle3_data.passes.claims import Claims, share
 from eagle3_data.passes.feeding import Feeding
@@ -42,12 +38,16 @@ from eagle3_data.passes.outcomes import Outcomes
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
-from eagle3_data.processes import this_process
 from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.failures import Failure, describe_situation
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import OWNER, Store
+from eagle3_data.system.devices import take_own_devices
+from eagle3_data.system.environment import shown_variables
+from eagle3_data.system.processes import this_process
 from eagle3_data.target import TargetDescription
 from eagle3_data.validation.verdict import BatchVerdict
 from eagle3_data.version import workflow_version

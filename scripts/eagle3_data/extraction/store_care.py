@@ -19,12 +19,12 @@ from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.lease import LeaseState, is_live
 from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.paths import ExtractionPaths
-from eagle3_data.places import check_directory, explained, owner_of
 from eagle3_data.progress import Progress
 from eagle3_data.records import read_json
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import SampleFile
-from eagle3_data.states import file_checksum
 from eagle3_data.store import ABANDONED_S, Sidecar, Store, last_change
+from eagle3_data.system.places import check_directory, explained, owner_of
 
 IDENTITY = "identity.json"
 DAY_S = 86400.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle3_data.batch_index import SampleName
-from eagle3_data.failures import Failure
 from eagle3_data.passes.ledger import FailedSample, PassFacts, State
 from eagle3_data.records import Record
+from eagle3_data.records.batch_index import SampleName
+from eagle3_data.records.failures import Failure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from eagle3_data.cli import say
 from eagle3_data.engines.base import Request
-from eagle3_data.processes import Process
+from eagle3_data.log import say
 from eagle3_data.store import OWNER, Store
+from eagle3_data.system.processes import Process
 
 PATIENCE_S = 60.0
 """How long to wait at the end for other passes' samples while none of them arrives, before they are extracted

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from eagle3_data.engines.base import Extracted, Request
 from eagle3_data.errors import EngineError, SampleError
-from eagle3_data.failures import Failure
+from eagle3_data.records.failures import Failure
 
 
 class RejectionError(SampleError):

@@ -15,14 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from eagle3_data.cli import say
 from eagle3_data.config import Extraction
 from eagle3_data.engines.base import Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError
-from eagle3_data.failures import Failure, describe_situation
+from eagle3_data.log import say
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.stopping import Stop
+from eagle3_data.records.failures import Failure, describe_situation
 
 DEATHS_TO_FAIL = 2
 WAIT_S = 0.5

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from eagle3_data.engines.base import Extracted, Rejected, Request
 from eagle3_data.errors import NO_ROOM, SampleError
-from eagle3_data.failures import Failure, describe_exception
 from eagle3_data.passes.commits import Committer, RejectionError, UnwrittenError
 from eagle3_data.passes.outcomes import Outcomes
 from eagle3_data.progress import Progress
+from eagle3_data.records.failures import Failure, describe_exception
 
 
 class Flight:

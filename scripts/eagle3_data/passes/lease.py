@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_data.cli import say
+from eagle3_data.log import say
 from eagle3_data.passes.ledger import PassFacts
-from eagle3_data.processes import Process, this_process
 from eagle3_data.records import remove
 from eagle3_data.store import ABANDONED_S
+from eagle3_data.system.processes import Process, this_process
 
 BEAT_S = 5.0
 SILENT_S = 60.0

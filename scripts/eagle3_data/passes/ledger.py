@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from eagle3_data.failures import Failure
 from eagle3_data.findings import Finding
 from eagle3_data.records import MisfitError, Record, key
+from eagle3_data.records.failures import Failure
 
 State = Literal["complete", "failed", "not_reached"]
 COMPLETE: State = "complete"

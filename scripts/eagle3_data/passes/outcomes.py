@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from eagle3_data.batch_index import SampleName
-from eagle3_data.failures import Failure
 from eagle3_data.passes.batch_records import BatchRecord, FailureFacts, FailureRecord, FailureSummary
 from eagle3_data.passes.ledger import (
     COMPLETE,
@@ -24,6 +22,8 @@ from eagle3_data.passes.ledger import (
 )
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import Record
+from eagle3_data.records.batch_index import SampleName
+from eagle3_data.records.failures import Failure
 
 OWN_REMEDY = (
     "where the sample itself is to blame: take it out of the data, or go on without it with"

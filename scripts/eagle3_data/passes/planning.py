@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.config import Config, Extraction
 from eagle3_data.errors import ConfigError, Eagle3DataError, InputError
 from eagle3_data.findings import Findings
@@ -26,9 +25,10 @@ from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_
 from eagle3_data.passes.ledger import Gate, Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import Record
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.records.seal import check_sizes
 from eagle3_data.samples import SampleFile
-from eagle3_data.seal import check_sizes
 from eagle3_data.store import Store, check_root
 from eagle3_data.target import TargetDescription
 from eagle3_data.validation.verdict import BatchVerdict

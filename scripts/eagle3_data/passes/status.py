@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from eagle3_data.batch_index import BatchEntry, BatchIndex
 from eagle3_data.findings import Findings, told_failures
 from eagle3_data.hashing import batch_fingerprint
 from eagle3_data.passes.batch_records import FailureRecord
@@ -26,7 +25,8 @@ from eagle3_data.passes.ledger import (
 )
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json
-from eagle3_data.run_paths import RunPaths
+from eagle3_data.records.batch_index import BatchEntry, BatchIndex
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.validation.verdict import BatchVerdict
 
 

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from eagle3_data.cli import say
 from eagle3_data.errors import Eagle3DataError, EngineError, StorageError
-from eagle3_data.failures import Failure, describe_situation
+from eagle3_data.log import say
+from eagle3_data.records.failures import Failure, describe_situation
 
 LOOK_EVERY_S = 2.0
 SCHEDULER_S = 5.0

@@ -19,7 +19,7 @@ from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
-from eagle3_data.seal import seal_files
+from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
 from eagle3_data.tokenization.batches import BatchWriter
 from eagle3_data.tokenization.ledger import LedgerWriter

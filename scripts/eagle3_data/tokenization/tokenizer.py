@@ -8,10 +8,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.checkpoint_tokenizer import load_checkpoint_tokenizer
 from eagle3_data.config import Target, Tokenization
 from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
+from eagle3_data.target.tokenizer import load_checkpoint_tokenizer
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
 from eagle3_data.tokenization.masking.template import ChatTemplate, probing
 from eagle3_data.tokenization.shared_heads import SharedHeads

@@ -11,9 +11,10 @@ import xxhash
 
 from eagle3_data.errors import Eagle3DataError, SampleError, message_of
 from eagle3_data.identity import ExtractionIdentity
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
-from eagle3_data.states import States, file_checksum, number_problems, open_states, structure_problems
 from eagle3_data.store import Sidecar, Store
+from eagle3_data.store.states import States, number_problems, open_states, structure_problems
 from eagle3_data.validation.head import Head
 from eagle3_data.validation.verdict import AppliedProof
 

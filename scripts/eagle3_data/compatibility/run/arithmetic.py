@@ -12,9 +12,9 @@ from typing import Any
 
 from eagle3_data.errors import StorageError
 from eagle3_data.findings import Finding, Level
-from eagle3_data.layers import layer_problems
-from eagle3_data.places import check_directory, existing_parent
+from eagle3_data.system.places import check_directory, existing_parent
 from eagle3_data.target import max_positions, text_config
+from eagle3_data.target.layers import layer_problems
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 TIGHT_SHARE = 0.1
@@ -145,7 +145,7 @@ def check_store(workload: Workload, store: str) -> list[Finding]:
 
 def check_copies(workload: Workload, store: str, results: Path, way: str | None) -> list[Finding]:
     """Whether the training set takes room of its own, since its states cannot be links into the store, and
-    whether there is as much. `way` is how it can be made (`eagle3_data.links`)."""
+    whether there is as much. `way` is how it can be made (`eagle3_data.system.links`)."""
     if way != "copy":
         return []
     place = existing_parent(results)

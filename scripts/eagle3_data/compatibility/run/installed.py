@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eagle3_data import devices
-from eagle3_data.batch_index import BatchIndex
 from eagle3_data.compatibility.client import versions
 from eagle3_data.compatibility.run import arithmetic
 from eagle3_data.compatibility.run.demo_values import check_demo_values
@@ -26,9 +24,11 @@ from eagle3_data.compatibility.vllm.wire_contract import Plan
 from eagle3_data.config import Compatibility, Extraction, Tokenization, TrainingSet
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.findings import Finding, Findings, accept, in_order
-from eagle3_data.layers import OFFSETS, default_layers
-from eagle3_data.links import possible_link
+from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.system import devices
+from eagle3_data.system.links import possible_link
 from eagle3_data.target import TargetDescription, read_model_config
+from eagle3_data.target.layers import OFFSETS, default_layers
 
 VLLM_ENGINES = "eagle3_data.engines.vllm"
 TRAINING_SET: dict[str | None, str] = {

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.checkpoint_tokenizer import TEKKEN
 from eagle3_data.errors import headline
 from eagle3_data.findings import Level
+from eagle3_data.target.tokenizer import TEKKEN
 
 PROBES = {
     "plain": "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",

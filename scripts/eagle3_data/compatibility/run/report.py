@@ -7,8 +7,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from eagle3_data.cli import say
 from eagle3_data.findings import Finding, Findings
+from eagle3_data.log import say
 from eagle3_data.pages import render_page
 
 if TYPE_CHECKING:

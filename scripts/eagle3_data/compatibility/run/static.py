@@ -22,8 +22,8 @@ from eagle3_data.compatibility.vllm.models import Architecture, ModelRegistry, c
 from eagle3_data.compatibility.vllm.wire_contract import Plan, check_contract, check_engine_arguments
 from eagle3_data.errors import InputError
 from eagle3_data.findings import Finding, in_order
-from eagle3_data.layers import default_layers
 from eagle3_data.target import architectures_of, read_model_config, text_config
+from eagle3_data.target.layers import default_layers
 
 
 @dataclass(frozen=True)

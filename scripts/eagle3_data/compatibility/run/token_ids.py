@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.checkpoint_tokenizer import TEKKEN
 from eagle3_data.findings import Finding
+from eagle3_data.target.tokenizer import TEKKEN
 
 Ids = Mapping[str, int]
 USED = "the tokenizer in use"

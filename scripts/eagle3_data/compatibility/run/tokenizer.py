@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eagle3_data.bounds import call_bounded
-from eagle3_data.checkpoint_tokenizer import load_checkpoint_tokenizer
 from eagle3_data.compatibility.run.agreement import check_agreement, check_end, check_turn_end
 from eagle3_data.compatibility.run.remote_code import REMEDY
 from eagle3_data.compatibility.run.token_ids import TokenFiles, check_token_ids
 from eagle3_data.config import Tokenization
 from eagle3_data.errors import headline, message_of
 from eagle3_data.findings import Finding
+from eagle3_data.system.bounds import call_bounded
+from eagle3_data.target.tokenizer import load_checkpoint_tokenizer
 
 CONVERSATION = [
     {"role": "user", "content": "Wie spät ist es? 你好 🙂"},

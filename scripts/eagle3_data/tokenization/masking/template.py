@@ -13,8 +13,8 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from eagle3_data.bounds import RunawayError, call_bounded
 from eagle3_data.errors import InputError, headline
+from eagle3_data.system.bounds import RunawayError, call_bounded
 from eagle3_data.tokenization.masking.style import Message, MessageStyle, Tools
 from eagle3_data.tokenization.reading.rows import BadRowError, DropError
 

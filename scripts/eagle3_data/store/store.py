@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from eagle3_data.cli import say
 from eagle3_data.errors import NO_ROOM, StorageError
-from eagle3_data.places import check_directory, explained
-from eagle3_data.processes import Process
+from eagle3_data.log import say
 from eagle3_data.records import Record, remove, write_json
+from eagle3_data.system.places import check_directory, explained
+from eagle3_data.system.processes import Process
 
 OWNER = "owner.json"
 """In a writer's folder below `incoming/`: the process that writes there. A writer renews its time every few

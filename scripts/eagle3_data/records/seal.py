@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from eagle3_data.batch_index import SealedFile
 from eagle3_data.errors import InputError
+from eagle3_data.records.batch_index import SealedFile
 
 
 def seal_files(directory: Path, names: Iterable[str]) -> dict[str, SealedFile]:
     """Size in bytes and xxh3-128 of each of the files `names` in `directory`."""
-    from eagle3_data.states import file_checksum  # numpy: not for those that only look at sizes
+    from eagle3_data.records.checksum import file_checksum  # numpy: not for those that only look at sizes
 
     return {
         name: SealedFile((directory / name).stat().st_size, file_checksum(directory / name)) for name in names
@@ -31,7 +31,7 @@ def check_sizes(directory: Path, sealed: Mapping[str, SealedFile]) -> None:
 
 def check_contents(directory: Path, sealed: Mapping[str, SealedFile]) -> None:
     """Raises InputError where a sealed file is not, byte for byte, the one that was sealed."""
-    from eagle3_data.states import file_checksum
+    from eagle3_data.records.checksum import file_checksum
 
     check_sizes(directory, sealed)
     for name, facts in sealed.items():

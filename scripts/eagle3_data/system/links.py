@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from eagle3_data.places import existing_parent
+from eagle3_data.system.places import existing_parent
 
 FICLONE = 0x40049409
 """ioctl request of Linux that makes a file share another's blocks (linux/fs.h)."""

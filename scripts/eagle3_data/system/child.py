@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3_data import PACKAGE_ROOT
-from eagle3_data.cli import say
+from eagle3_data.log import say
 
 LIFELINE = "EAGLE3_DATA_LIFELINE_FD"
 DEATH_S = 20.0

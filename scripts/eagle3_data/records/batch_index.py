@@ -31,7 +31,7 @@ class BatchEntry(Record):
 
 @dataclass(frozen=True)
 class SealedFile(Record):
-    """A file as it was when it was sealed (`eagle3_data.seal`)."""
+    """A file as it was when it was sealed (`eagle3_data.records.seal`)."""
 
     size_bytes: int
     xxh3_128: str

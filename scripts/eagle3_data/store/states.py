@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from eagle3_data.errors import SampleError
 from eagle3_data.records import Record, open_regular
@@ -109,14 +107,6 @@ def _provenance(text: str) -> dict[str, str]:
     if not isinstance(provenance, dict):
         raise ValueError(f"its provenance must be a JSON object, not {text[:40]}")
     return provenance
-
-
-def file_checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes, 32 hex digits. Raises OSError, also where it is no regular file."""
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return xxhash.xxh3_128_hexdigest(b"")
-        return xxhash.xxh3_128_hexdigest(np.memmap(file, dtype=np.uint8, mode="r").data)
 
 
 def structure_problems(
