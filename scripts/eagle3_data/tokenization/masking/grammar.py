@@ -205,8 +205,8 @@ class _Learner:
                     if gap.startswith(prompt) and not (ignores_prompts and gap[len(prompt) :].strip()):
                         gap = prompt
                     own[gap] = None
-                    if last["role"] == "assistant":
-                        continue  # what closes a turn opens the next one only here
+                    if last["role"] not in ("user", "tool"):
+                        continue  # what closes another's turn opens an answer only here
                     shared = gap[: self._shared(gap, prompt)]
                     rests = [prompt[len(shared) :], gap[len(shared) :]]
                     if len(shared.strip()) < FEWEST_VISIBLE:
