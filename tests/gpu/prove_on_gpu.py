@@ -45,7 +45,8 @@ class Prover:
         self.logs = self.work / "logs"
         self.work.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
-        self.config = json.dumps(
+        self.config = self.work / "config.json"
+        values = json.dumps(
             {
                 "target": {"path": f"../{target}"},
                 "data": {"sources": [{"path": str(CONVERSATIONS)}]},
@@ -56,6 +57,7 @@ class Prover:
                 },
             }
         )
+        self.config.write_text(values)
 
     def script(self, name: str, *arguments: str | Path) -> float:
         """Run one of the workflow's scripts as its rule does; returns the seconds it took."""
