@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from eagle3_data.tokenization.tokenizer import load_tokenizer
 from tiny_tokenizer import describe, ids_of
 
 TOKEN = re.compile(r"<[|\uff5c][^<>|\uff5c\s\"'{}]{1,60}[|\uff5c]>|</?[a-z_]+(?::[a-z_]+)?>|\[/?[A-Z_]{3,}\]")
+TODAY = date.fromisoformat(Tokenization().date)
 PLAIN = re.compile(r"</?(?:b|p|i|li|ul|div|function|parameter|parameters|name|tools|results)>")
 
 
@@ -68,15 +71,24 @@ class Subject:
         self.stops = [eos]
 
     def _tail(self) -> str:
+        """What closes an answer, wherever it stands; else what does at the end."""
         mark = "\ue0f1"
         talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": mark}]
-        return (self.text(talk, None, False) or "").rpartition(mark)[2]
+        tails = [
+            (self.text([*talk, *behind], None, False) or "").rpartition(mark)[2] for behind in ([], talk[:1])
+        ]
+        shared = os.path.commonprefix(tails)  # noqa: RUF071 (of texts)
+        return shared if TOKEN.search(shared) else tails[0]
 
     def text(self, messages: Sequence[Any], tools: Any, prompt: bool) -> str | None:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt
+                    list(messages),
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                    strftime_now=TODAY.strftime,
                 )
             )
         except Exception:  # noqa: BLE001 (a template raises what it likes)
@@ -107,7 +119,11 @@ class Subject:
             ready = self.style.prepare([{"content": None, **message} for message in prefix])
             return list(
                 self.tokenizer.apply_chat_template(
-                    ready, tools=tools, add_generation_prompt=add_generation_prompt, return_dict=False
+                    ready,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    return_dict=False,
+                    strftime_now=TODAY.strftime,
                 )
             )
 
@@ -155,8 +171,19 @@ def conversations(path: Path, rows: int) -> list[dict[str, Any]]:
             {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
             for name in names
         ]
-        talks.append({"messages": messages, "tools": tools or None})
+        talks.append({"messages": [_in_order(turn) for turn in messages], "tools": tools or None})
     return talks
+
+
+def _in_order(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn whose calls have the name before the arguments, as they are read."""
+    calls = turn.get("tool_calls")
+    if not calls:
+        return turn
+    functions = [{name: call["function"][name] for name in ("name", "arguments")} for call in calls]
+    return turn | {
+        "tool_calls": [call | {"function": made} for call, made in zip(calls, functions, strict=True)]
+    }
 
 
 def seconds(function: Callable[[], object], times: int = 3) -> float:

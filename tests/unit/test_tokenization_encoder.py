@@ -272,3 +272,48 @@ def test_only_the_beginning_of_a_very_long_text_is_encoded(monkeypatch):
     assert [drop.reason for drop in outcome.dropped] == ["too-long"]
     assert outcome.dropped[0].detail.endswith(" tokens and more")
     assert longest <= 4 * 16 * 64
+
+
+# Tokenizers that put a blank before the first word of a text
+
+
+def blank_first():
+    """As transformers makes of a LlamaTokenizer with legacy=false."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    core.train_from_iterator(
+        ["The answer is four.\n\nHello, how are you?\n\nFine."] * 9,
+        trainers.BpeTrainer(
+            vocab_size=500,
+            special_tokens=["<unk>", *(f"<0x{i:02X}>" for i in range(256))],
+            show_progress=False,
+        ),
+    )
+    core.add_tokens([AddedToken("</s>", special=True, normalized=False)])
+    return core
+
+
+@pytest.mark.parametrize("behind", ["\n<|user|>\nHi", "Hello", " Hello", "\n\nThe answer"])
+def test_no_blank_is_put_behind_a_shared_head(behind):
+    whole = FastBackend(blank_first())
+    heads = SharedHeads(FastBackend(blank_first()), ["</s>"])
+    text = "Be very brief, please. " * 60 + "</s>" + behind
+    assert heads._separator is not None
+    assert heads.encode(text, [len(text)]) == whole.encode(text, [len(text)])
+
+
+@pytest.mark.parametrize("answer", ["\nThe answer", "\n\nFine.", "Hello"])
+def test_no_blank_is_put_before_an_answer_that_is_encoded_apart(answer):
+    backend = FastBackend(blank_first())
+    text = f"Hello, how are you?</s>\n{answer}</s>"
+    start = len("Hello, how are you?</s>\n")
+    encoded = SpanEncoder(backend, ["</s>"]).encode(text, [(start, len(text))])
+    assert not encoded.faults
+    ids = [token for token, flag in zip(encoded.ids, encoded.mask, strict=True) if flag]
+    assert backend.decode(ids) == f"{answer}</s>"
+    assert [backend._tokenizer.id_to_token(token) for token in ids].count("▁") == 0
