@@ -43,7 +43,7 @@ BEFORE_AN_ANSWER: tuple[tuple[Message, ...], ...] = (
     (USER, ANSWER),
     (USER, ANSWER, SYSTEM),
 )
-FEWEST_VISIBLE = 3
+FEWEST_VISIBLE = 2
 """Characters of a text that is searched for in a rendering."""
 
 
@@ -195,14 +195,15 @@ class _Learner:
                 gaps |= dict.fromkeys(answered)
                 prompt = prompted[2]
                 own = prompts.setdefault(last["role"], {})
-                if prompted != bare or not ignores_prompts:
+                ignored = prompted == bare and (ignores_prompts or not prompt.strip())
+                if not ignored:
                     own[prompt] = None
                 if prompted != bare:
                     opening = prompt[self._shared(prompt, bare[2] if bare[1] else "") :]
                     candidates.setdefault(self._behind_closing(opening), [])
                     continue
                 for gap in answered:
-                    if gap.startswith(prompt) and not (ignores_prompts and gap[len(prompt) :].strip()):
+                    if gap.startswith(prompt) and not (ignored and gap[len(prompt) :].strip()):
                         gap = prompt
                     own[gap] = None
                     if last["role"] not in ("user", "tool"):
