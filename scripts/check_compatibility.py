@@ -13,7 +13,7 @@ from eagle3_data import cli
 from eagle3_data.compatibility.run import history, report
 from eagle3_data.compatibility.run.static import Model, Question, check_tree
 from eagle3_data.compatibility.source import releases
-from eagle3_data.compatibility.vllm.wire_contract import Plan
+from eagle3_data.compatibility.vllm.wire_contract import EnginePlan
 from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
 from eagle3_data.findings import Findings, accept, in_order
 from eagle3_data.log import say
@@ -135,7 +135,7 @@ def asked(arguments: argparse.Namespace) -> Question:
         clients=tuple(releases.open_client_at(place) for place in arguments.client),
         model=Model.read(Path(arguments.model)) if arguments.model else None,
         layers=layers or None,
-        plan=Plan.of(arguments.tensor_parallel, engine_arguments),
+        plan=EnginePlan.of(arguments.tensor_parallel, engine_arguments),
         engine_arguments=engine_arguments,
     )
 

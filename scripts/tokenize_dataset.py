@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tokenize conversations with the target's chat template: token ids, loss masks, batches, and a fate for
-every row."""
+"""Tokenize conversations with the target's chat template: token ids, loss masks, batches, and a
+ledger of every row."""
 
 import argparse
 import os
@@ -41,10 +41,10 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = (
         "false"  # the processes are the parallelism; read when the library first encodes
     )
-    from eagle3_data.tokenization.dataset import Request, tokenize_dataset
+    from eagle3_data.tokenization.dataset import TokenizationJob, tokenize_dataset
 
-    request = Request(data, tokenization, target, description)
-    say(tokenize_dataset(request, arguments.output_dir, max(1, arguments.processes)).summary())
+    job = TokenizationJob(data, tokenization, target, description)
+    say(tokenize_dataset(job, arguments.output_dir, max(1, arguments.processes)).summary())
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def our_way(target: Path, rows: Path, processes: int) -> dict[str, float]:
     loaded, before = time.monotonic(), cpu_seconds()
     with tempfile.TemporaryDirectory() as output:
         record = dataset.tokenize_dataset(
-            dataset.Request(data, settings, model, description), Path(output), processes
+            dataset.TokenizationJob(data, settings, model, description), Path(output), processes
         ).record
     spent = {"load_s": loaded - started, "work_s": time.monotonic() - loaded, "cpu_s": cpu_seconds() - before}
     return {**spent, "tokens": record["tokens"], "samples": record["samples"]}

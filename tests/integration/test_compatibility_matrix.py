@@ -17,7 +17,7 @@ from eagle3_data.compatibility.source import releases
 from eagle3_data.compatibility.source.symbols import Symbols
 from eagle3_data.compatibility.vllm.capture import find_capture
 from eagle3_data.compatibility.vllm.models import ModelRegistry
-from eagle3_data.compatibility.vllm.wire_contract import Plan, read_contract
+from eagle3_data.compatibility.vllm.wire_contract import EnginePlan, read_contract
 from eagle3_data.errors import InputError
 from eagle3_data.records import read_json, write_json
 
@@ -80,7 +80,7 @@ def client(place):
 
 def failures(version, *clients, model="llama", **plan):
     """The ids that fail, as a set."""
-    question = Question(tuple(map(client, clients)), MODELS[model], plan=Plan(**plan))
+    question = Question(tuple(map(client, clients)), MODELS[model], plan=EnginePlan(**plan))
     return {finding.id for finding in check_tree(vllm(version), question) if finding.level == "fail"}
 
 

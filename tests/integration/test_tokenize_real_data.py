@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.records import read_json
-from eagle3_data.tokenization.dataset import Request, tokenize_dataset
+from eagle3_data.tokenization.dataset import TokenizationJob, tokenize_dataset
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
 from eagle3_data.tokenization.masking.turns import TurnLocator
 from eagle3_data.tokenization.reading.rows import DropError
@@ -119,7 +119,7 @@ def test_all_real_conversations_are_kept_and_trained_on_what_the_assistant_said(
     directory = request.getfixturevalue(target)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     end = {"deepseek": "<｜end▁of▁sentence｜>", "demo": "<|im_end|>"}[target]
-    settings = Request(
+    settings = TokenizationJob(
         Data(sources=({"path": str(path)},)),
         Tokenization(max_length=32_768),
         Target(path=str(directory)),

@@ -13,7 +13,7 @@ from eagle3_data.compatibility.run.installed import check_vllm, own_clients
 from eagle3_data.compatibility.run.static import Model, Question, check_tree
 from eagle3_data.compatibility.source.client import open_client
 from eagle3_data.compatibility.source.source_tree import installed_tree, open_tree
-from eagle3_data.compatibility.vllm.wire_contract import Plan
+from eagle3_data.compatibility.vllm.wire_contract import EnginePlan
 from eagle3_data.config import Extraction
 from eagle3_data.errors import InputError
 from eagle3_data.records import read_json
@@ -314,9 +314,9 @@ def test_our_engine_binds_with_the_installed_vllm_for_the_storys_model(tmp_path)
 
 
 def test_the_plan_of_a_run_is_read_from_its_engine_arguments():
-    plan = Plan.of(
+    plan = EnginePlan.of(
         8,
         {"pipeline_parallel_size": 2, "enable_prefix_caching": False, "max_num_batched_tokens": 8192},
         longest=4096,
     )
-    assert plan == Plan(8, 2, prefix_caching=False, chunked_prefill=False)
+    assert plan == EnginePlan(8, 2, prefix_caching=False, chunked_prefill=False)

@@ -5,7 +5,7 @@ from compatibility_trees import CONNECTOR_PATH, MODELS, VLLM, client, symbols
 
 from eagle3_data.compatibility.vllm.models import ModelRegistry
 from eagle3_data.compatibility.vllm.wire_contract import (
-    Plan,
+    EnginePlan,
     check_contract,
     check_engine_arguments,
     read_contract,
@@ -19,13 +19,13 @@ def connector(old, new):
     return {CONNECTOR_PATH: VLLM[CONNECTOR_PATH].replace(old, new)}
 
 
-def found(table, plan=Plan(), clients=()):  # noqa: B008 - frozen
+def found(table, plan=EnginePlan(), clients=()):  # noqa: B008 - frozen
     return [(finding.id, finding.level) for finding in check_contract(table, plan, None, clients)]
 
 
 def test_a_vllm_that_reads_the_cache_when_a_request_ends_is_safe(tmp_path):
     table = symbols(tmp_path)
-    assert found(table, Plan(tensor_parallel=8)) == []
+    assert found(table, EnginePlan(tensor_parallel=8)) == []
     assert read_contract(table).configuration_keys == {"shared_storage_path", "allow_custom_save_path"}
 
 
@@ -58,13 +58,13 @@ def test_saving_within_a_step_breaks_chunks_and_with_the_steps_slots_prefixes_to
 )
 def test_engine_arguments_that_avoid_the_fault_are_respected(tmp_path, arguments, longest, expected):
     table = symbols(tmp_path, connector("pass\n", SLOTS + "\n"))
-    assert [name for name, _ in found(table, Plan.of(1, arguments, longest))] == expected
+    assert [name for name, _ in found(table, EnginePlan.of(1, arguments, longest))] == expected
 
 
 def test_ranks_that_all_write_fail_only_with_tensor_parallelism(tmp_path):
     table = symbols(tmp_path, connector("from vllm.parallel import get_tensor_model_parallel_rank\n", ""))
-    assert found(table, Plan(tensor_parallel=1)) == []
-    assert found(table, Plan(tensor_parallel=2)) == [("every-rank-writes", "fail")]
+    assert found(table, EnginePlan(tensor_parallel=1)) == []
+    assert found(table, EnginePlan(tensor_parallel=2)) == [("every-rank-writes", "fail")]
 
 
 def test_an_allowlist_of_model_types_is_respected(tmp_path):
@@ -73,8 +73,8 @@ def test_an_allowlist_of_model_types_is_respected(tmp_path):
         + "\n    def check(self):\n        aux_hidden_states_supported = ['llama', 'qwen']\n"
     )
     table = symbols(tmp_path, {"vllm/config/speculative.py": listed})
-    assert found(table, Plan(model_type="qwen3_moe")) == []
-    assert found(table, Plan(model_type="deepseek_v3")) == [("model-type-refused", "fail")]
+    assert found(table, EnginePlan(model_type="qwen3_moe")) == []
+    assert found(table, EnginePlan(model_type="deepseek_v3")) == [("model-type-refused", "fail")]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_hybrid_models_need_their_cache_group_found_and_fitting(tmp_path, change
     )
     table = symbols(tmp_path, {f"{MODELS}/llama.py": hybrid, **changes})
     architecture = ModelRegistry(table).describe("LlamaForCausalLM")
-    assert [finding.id for finding in check_contract(table, Plan(), architecture)] == expected
+    assert [finding.id for finding in check_contract(table, EnginePlan(), architecture)] == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_pipeline_stages_must_hand_captured_states_on(tmp_path, flag, expected):
     table = symbols(tmp_path, {f"{MODELS}/llama.py": model})
     architecture = ModelRegistry(table).describe("LlamaForCausalLM")
     assert [
-        finding.id for finding in check_contract(table, Plan(pipeline_parallel=2), architecture)
+        finding.id for finding in check_contract(table, EnginePlan(pipeline_parallel=2), architecture)
     ] == expected
 
 

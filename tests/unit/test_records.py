@@ -33,7 +33,7 @@ RECORDS: list[Record] = [
     FAILURE,
     Findings((FINDING,), {"vLLM": "0.32"}, 1.5),
     BatchIndex({"00000": BatchEntry(0, 3, 30, "f", 12)}, 3, 30, dropped={"empty": 1}),
-    Ledger(**FACTS, batches={"00000": OUTCOME}, failure=FAILURE, canary=[FINDING], deaths={"k": 1}),
+    Ledger(**FACTS, batches={"00000": OUTCOME}, failure=FAILURE, canary=[FINDING], crashes={"k": 1}),
     BatchRecord(**FACTS, batch="00000", fingerprint="f", samples=[SampleName("s", "k")], left_out=FAILED),
     FailureRecord(
         **FACTS,

@@ -1,41 +1,14 @@
-"""Exact and near duplicates."""
+"""Near duplicates."""
 
 import random
 
 import pytest
 
-from eagle3_data.hashing import hash_bytes
-from eagle3_data.tokenization.reading.deduplication import KeySet
 from eagle3_data.tokenization.reading.near_duplicates import NearDuplicates, signature_of
 from eagle3_data.tokenization.reading.rows import Conversation, FormattedText, TokenizedRow
 from tiny_tokenizer import TEXTS, talk, turn
 
 WORDS = sorted(set(" ".join(TEXTS).replace(".", "").split()))
-
-
-def test_the_key_set_is_a_set():
-    random.seed(1)
-    keys = [hash_bytes(str(random.randint(0, 5000)).encode()) for _ in range(20_000)]
-    mine, right = KeySet(capacity=4), set()
-    for key in keys:
-        assert mine.add(key) == (key not in right)
-        right.add(key)
-    assert len(mine) == len(right)
-
-
-def test_keys_that_differ_in_one_half_are_different():
-    keys = KeySet()
-    assert keys.add("0" * 16 + "1" * 16)
-    assert keys.add("1" * 16 + "1" * 16)
-    assert keys.add("1" * 16 + "0" * 16)
-    assert not keys.add("1" * 16 + "0" * 16)
-
-
-def test_a_key_costs_at_most_64_bytes():
-    keys = KeySet()
-    for number in range(10_000):
-        keys.add(hash_bytes(str(number).encode()))
-    assert keys._table.nbytes <= 64 * 10_000
 
 
 def text(seed, changed=0):

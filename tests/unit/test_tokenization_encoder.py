@@ -6,7 +6,7 @@ import pytest
 
 from eagle3_data.tokenization import start_encoder
 from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
-from eagle3_data.tokenization.shared_heads import SharedHeads
+from eagle3_data.tokenization.shared_prefixes import SharedPrefixes
 from slow_tokenizer import save_slow_tokenizer
 from tiny_tokenizer import SPECIAL, TEMPLATES, Tiny, assistant, call, ids_of, save_tokenizer, talk, turn, user
 
@@ -201,7 +201,7 @@ class Counting(FastBackend):
 
 def test_a_shared_head_is_encoded_once_and_changes_nothing():
     counting = Counting(core_of(Tiny("chatml")))
-    backend = SharedHeads(counting, ["<|im_end|>", "<|im_start|>"])
+    backend = SharedPrefixes(counting, ["<|im_end|>", "<|im_start|>"])
     head = "<|im_start|>system\n" + "Be very brief, please. " * 100 + "<|im_end|>"
     texts = [f"{head}\n<|im_start|>user\nHi {number}<|im_end|>" for number in range(50)]
     counting.characters = 0
@@ -221,9 +221,9 @@ def test_a_separator_that_touches_its_neighbours_changes_no_ids():
 
     core = metaspace()
     core.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)])
-    assert SharedHeads(FastBackend(core), [""])._separator is None
+    assert SharedPrefixes(FastBackend(core), [""])._separator is None
     for separator in ("<|end|>", "</s>"):
-        backend = SharedHeads(FastBackend(core), [separator])
+        backend = SharedPrefixes(FastBackend(core), [separator])
         for behind in ("  \n Hi", "Hi", " Hi", "\nHi"):
             text = "USER: " + "Hello! And you? " * 70 + separator + behind
             assert backend.encode(text, []) == FastBackend(core).encode(text, [])

@@ -18,7 +18,7 @@ from eagle3_data.errors import InputError, causes_of
 from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.records import read_json, write_json
 from eagle3_data.system import bounds
-from eagle3_data.tokenization.dataset import FILES, Request, tokenize_dataset
+from eagle3_data.tokenization.dataset import FILES, TokenizationJob, tokenize_dataset
 from eagle3_data.tokenization.tokenizer import load_tokenizer
 from eagle3_data.tokenization.view import choose_samples, render_samples
 from tiny_tokenizer import Tiny, describe, save_tokenizer, talk, tiny_directory
@@ -36,7 +36,7 @@ def lines(path: Path, *rows: object) -> Path:
 def request(*sources, template="chatml", train_ratio=1.0, **settings):
     directory, size = tiny_directory(template)
     listed = tuple({"path": str(source)} if isinstance(source, Path) else source for source in sources)
-    return Request(
+    return TokenizationJob(
         Data(sources=listed, train_ratio=train_ratio),
         Tokenization(**settings),
         Target(path=str(directory)),

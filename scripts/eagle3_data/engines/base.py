@@ -1,4 +1,4 @@
-"""What an engine is, and the words it exchanges with the supervisor. Standard library only.
+"""What an engine is, and the messages it exchanges with the supervisor. Standard library only.
 
 An engine lives in a process of its own (`eagle3_data.engines.child`). It is handed requests one by one and
 returns each exactly once, in any order. It writes the states itself, to the path named in the request: the

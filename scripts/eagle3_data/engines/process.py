@@ -22,7 +22,7 @@ from eagle3_data.system.child import Child
 STACKS_S = JOIN_S = 1.0
 ENOUGH_S = 60.0
 """How long an engine that has nothing left to do may take to end by itself."""
-Word = Ready | Extracted | Rejected | Fatal
+Event = Ready | Extracted | Rejected | Fatal
 
 
 class EngineProcess:
@@ -56,20 +56,20 @@ class EngineProcess:
         """In a thread of its own: a channel holds less than what may be in flight, so writing to an engine
         that hangs blocks."""
         with contextlib.suppress(OSError):
-            while (word := self._outgoing.get()) is not None:
-                self._channel.send(word)
+            while (event := self._outgoing.get()) is not None:
+                self._channel.send(event)
             self._channel.send(None)
 
-    def receive(self, timeout_s: float) -> Word | None:
-        """The engine's next word; None if it says nothing for `timeout_s` seconds. A dead engine says
+    def receive(self, timeout_s: float) -> Event | None:
+        """The engine's next event; None if it says nothing for `timeout_s` seconds. A dead engine says
         Fatal."""
         ready = wait([self._channel, self._exited.fileno()], timeout_s)
         if self._channel in ready:
             with contextlib.suppress(EOFError, OSError):
-                word: Word = self._channel.recv()
-                if isinstance(word, Ready):
-                    word = replace(word, kernels=tuple(reported_kernels(self.log, self._log_start)))
-                return word
+                event: Event = self._channel.recv()
+                if isinstance(event, Ready):
+                    event = replace(event, kernels=tuple(reported_kernels(self.log, self._log_start)))
+                return event
         elif not ready:
             return None
         return Fatal(

@@ -115,8 +115,8 @@ class PassRun:
         self._canary: list[Finding] = []
         self._phase = "surveying"
         self._loads, self._missing, self._extraction_s, self._lease_wait_s = 0, 0, 0.0, 0.0
-        self._deaths: dict[str, int] = {}
-        """With how many engines that died a sample was, in all passes so far."""
+        self._crashes: dict[str, int] = {}
+        """By sample key, how many engines have died with the sample, in all passes so far."""
         self._started_at = time.time()
         self._extracting_since: float | None = None
         command = os.environ.get("EAGLE3_DATA_COMMAND")
@@ -166,7 +166,7 @@ class PassRun:
             self._quarantine_rejected(batch)
         self._missing = self._survey()
         for ledger in self._paths.read_ledgers():
-            self._deaths.update(ledger.deaths)
+            self._crashes.update(ledger.crashes)
         if not self._missing:
             say("every sample of this stripe is in the store already; the model is not loaded")
         elif not self._stop.is_near():
@@ -294,23 +294,23 @@ class PassRun:
                 flight,
                 self._stop,
                 self._on_ready,
-                self._deaths,
+                self._crashes,
             )
             feeding.run()
-        self._loads, self._failure, self._deaths = feeding.loads, feeding.failure, feeding.deaths
+        self._loads, self._failure, self._crashes = feeding.loads, feeding.failure, feeding.crashes
         if self._extracting_since is not None:
             self._extraction_s = feeding.ended_at - self._extracting_since
 
-    def _on_ready(self, word: Ready) -> None:
+    def _on_ready(self, ready: Ready) -> None:
         self._extracting_since = self._extracting_since or time.time()
-        word = replace(word, versions={**word.versions, "workflow": workflow_version()})
-        self._ready, self._phase = word, "extracting"
-        self._failure_facts.versions.update(word.versions)
-        self._provenance |= {"versions": word.versions, "kernels": list(word.kernels)}
-        self._canary = [*self._proof.findings, *kernels_not_covered(self._proof, word.kernels)]
+        ready = replace(ready, versions={**ready.versions, "workflow": workflow_version()})
+        self._ready, self._phase = ready, "extracting"
+        self._failure_facts.versions.update(ready.versions)
+        self._provenance |= {"versions": ready.versions, "kernels": list(ready.kernels)}
+        self._canary = [*self._proof.findings, *kernels_not_covered(self._proof, ready.kernels)]
         say(
-            f"model loaded in {word.load_s:.1f} s"
-            f" ({', '.join(f'{name} {version}' for name, version in word.versions.items())})"
+            f"model loaded in {ready.load_s:.1f} s"
+            f" ({', '.join(f'{name} {version}' for name, version in ready.versions.items())})"
         )
 
     def _may_load(self, work: Path) -> bool:
@@ -376,7 +376,7 @@ class PassRun:
             written_bytes=outcomes.size_bytes,
             canary=self._canary,
             failure=self._failure,
-            deaths={key: number for key, number in self._deaths.items() if not self._store.holds(key)},
+            crashes={key: number for key, number in self._crashes.items() if not self._store.holds(key)},
             batches=outcomes.batches(),
         )
         ledger.write(self._ledger)

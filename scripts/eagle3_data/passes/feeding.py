@@ -24,7 +24,7 @@ from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.stopping import Stop
 from eagle3_data.records.failures import Failure, describe_situation
 
-DEATHS_TO_FAIL = 2
+CRASHES_TO_FAIL = 2
 WAIT_S = 0.5
 
 
@@ -32,8 +32,8 @@ class Feeding:
     """Feeds `requests`, a source of samples that are not in the store, to engines made by `start_engine`.
 
     Where `requests` gives None, all that is left is with other passes at this moment; it is asked again.
-    `deaths` says with how many engines that died samples were before, by key; afterwards it holds those of
-    this feeding, too.
+    `crashes` counts, by sample key, the engines that have died with the sample; those of this feeding are
+    added.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Feeding:
         flight: Flight,
         stop: Stop,
         on_ready: Callable[[Ready], None],
-        deaths: Mapping[str, int],
+        crashes: Mapping[str, int],
     ) -> None:
         self._start_engine, self._settings, self._stop, self._on_ready = (
             start_engine,
@@ -57,10 +57,10 @@ class Feeding:
         self._others_work = False
         """Whether samples are left that other passes extract now."""
         self._suspects: list[Request] = []
-        self.deaths = Counter(deaths)
+        self.crashes = Counter(crashes)
         self._engine: EngineProcess | None = None
         self._engine_gone = threading.Event()
-        self._last_word_at = 0.0
+        self._last_event_at = 0.0
         self.loads = 0
         self.ended_at = time.time()
         self.failure: Failure | None = None
@@ -99,14 +99,14 @@ class Feeding:
         engine = self._engine = self._start_engine()
         deadline = time.monotonic() + self._settings.load_timeout_s
         while not self._stop.now.is_set():
-            word = engine.receive(0.5)
-            if isinstance(word, Ready):
+            event = engine.receive(0.5)
+            if isinstance(event, Ready):
                 self.loads += 1
-                self._last_word_at = time.monotonic()
-                self._on_ready(word)
+                self._last_event_at = time.monotonic()
+                self._on_ready(event)
                 return True
-            if isinstance(word, Fatal):
-                self.failure = engine.explain(word.failure)
+            if isinstance(event, Fatal):
+                self.failure = engine.explain(event.failure)
             elif time.monotonic() > deadline:
                 engine.show_stacks()
                 told = (
@@ -122,16 +122,16 @@ class Feeding:
     def _work(self) -> None:
         assert self._engine is not None
         self._send()
-        word = self._engine.receive(0.01 if self._flight.committing else 0.5)
-        if word is not None:
-            self._last_word_at = time.monotonic()
-        if isinstance(word, Extracted | Rejected):
-            self._flight.arrive(word, self._engine_gone)
-        elif isinstance(word, Fatal):
-            self._engine_died(self._engine.explain(word.failure))
+        event = self._engine.receive(0.01 if self._flight.committing else 0.5)
+        if event is not None:
+            self._last_event_at = time.monotonic()
+        if isinstance(event, Extracted | Rejected):
+            self._flight.arrive(event, self._engine_gone)
+        elif isinstance(event, Fatal):
+            self._engine_died(self._engine.explain(event.failure))
         elif (
             self._flight.with_engine
-            and time.monotonic() - self._last_word_at > self._settings.stall_timeout_s
+            and time.monotonic() - self._last_event_at > self._settings.stall_timeout_s
         ):
             self._engine.show_stacks()
             told = (
@@ -160,7 +160,7 @@ class Feeding:
             if self._flight.lost:
                 self._depart(self._flight.lost.pop())
             elif self._suspects:
-                least = min(self._suspects, key=lambda request: self.deaths[request.key])
+                least = min(self._suspects, key=lambda request: self.crashes[request.key])
                 self._suspects.remove(least)
                 self._depart(least)
 
@@ -170,7 +170,7 @@ class Feeding:
             if request is None:
                 self._others_work = True
                 return None
-            if not self.deaths[request.key]:
+            if not self.crashes[request.key]:
                 return request
             self._suspects.append(request)
         return None
@@ -178,11 +178,11 @@ class Feeding:
     def _depart(self, request: Request) -> None:
         assert self._engine is not None
         if not self._flight.with_engine:
-            self._last_word_at = time.monotonic()
+            self._last_event_at = time.monotonic()
         self._flight.depart(request)
         self._engine.send(request)
 
-    # ---- its death
+    # ---- its crash
 
     def _engine_died(self, failure: Failure) -> None:
         self._end_engine()
@@ -193,11 +193,11 @@ class Feeding:
             return
         say(f"the engine died with {len(taken)} samples\n{failure.render()}")
         for request in taken:
-            self.deaths[request.key] += 1
-            if (deaths := self.deaths[request.key]) >= DEATHS_TO_FAIL:
+            self.crashes[request.key] += 1
+            if (crashes := self.crashes[request.key]) >= CRASHES_TO_FAIL:
                 self._flight.blame(
                     request,
-                    failure.with_note(f"this sample was with {deaths} engines that died"),
+                    failure.with_note(f"this sample was with {crashes} engines that died"),
                 )
             else:
                 self._suspects.append(request)

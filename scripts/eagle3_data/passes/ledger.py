@@ -57,8 +57,8 @@ class BatchOutcome(Record):
 @dataclass(frozen=True, kw_only=True)
 class Ledger(PassFacts):
     """What one stripe of a pass did, or which batches were complete in the store before a pass was needed;
-    then only the first fields say something. `load_s` is None where no model was loaded; `deaths` says with
-    how many engines that died samples were, by key."""
+    then only the first fields say something. `load_s` is None where no model was loaded; `crashes` counts, by
+    sample key, the engines that died while they had the sample."""
 
     batches: dict[str, BatchOutcome]
     failure: Failure | None = None
@@ -86,7 +86,7 @@ class Ledger(PassFacts):
     samples_extracted: int = 0
     tokens_extracted: int = 0
     canary: list[Finding] = field(default_factory=list)
-    deaths: dict[str, int] = field(default_factory=dict)
+    crashes: dict[str, int] = field(default_factory=dict, metadata={"key": "deaths"})
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from eagle3_data.tokenization.placement import (
     full_batches,
     trainer_ratio,
 )
-from eagle3_data.tokenization.reading.deduplication import KeySet
 from eagle3_data.tokenization.reading.near_duplicates import NearDuplicates
 from eagle3_data.tokenization.reading.rows import Drop, Outcome, Sample
 from eagle3_data.tokenization.reading.sources import read_sources
@@ -48,8 +47,8 @@ UNFINISHED = ".unfinished-"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What tokenization reads of the configuration, and of the target's description."""
+class TokenizationJob:
+    """The sections of the configuration that tokenization reads, and the target's description."""
 
     data: Data
     tokenization: Tokenization
@@ -81,7 +80,7 @@ class Tokenized:
         )
 
 
-def tokenize_dataset(request: Request, output: Path, processes: int = 1) -> Tokenized:
+def tokenize_dataset(job: TokenizationJob, output: Path, processes: int = 1) -> Tokenized:
     """Tokenize all sources into directory `output`.
 
     Raises InputError if a source cannot be read, a row is bad and must not be, or nothing at all is kept.
@@ -91,7 +90,7 @@ def tokenize_dataset(request: Request, output: Path, processes: int = 1) -> Toke
     for unfinished in output.glob(f"{UNFINISHED}*"):  # of a run that was killed
         shutil.rmtree(unfinished, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=UNFINISHED) as directory:
-        tokenized = _write_all(request, Path(directory), processes)
+        tokenized = _write_all(job, Path(directory), processes)
         for name in FILES:
             os.replace(Path(directory) / name, output / name)
     return tokenized
@@ -107,13 +106,13 @@ class RowProgress(Progress):
         return f"{self._done / max(time.monotonic() - self._started, 1e-9):,.0f} rows/s, {dropped}"
 
 
-def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
-    settings = request.tokenization
-    tokenizer = load_tokenizer(request.description, request.target, settings)
-    tokenize = RowTokenizer(tokenizer, request.data, settings)
+def _write_all(job: TokenizationJob, directory: Path, processes: int) -> Tokenized:
+    settings = job.tokenization
+    tokenizer = load_tokenizer(job.description, job.target, settings)
+    tokenize = RowTokenizer(tokenizer, job.data, settings)
     ledger = LedgerWriter(directory / "ledger.parquet")
-    kept = _kept_samples(request, tokenize, ledger, processes)
-    batches = _write_batches(kept, settings, request.data.train_ratio, directory, tokenizer.vocab_size)
+    kept = _kept_samples(job, tokenize, ledger, processes)
+    batches = _write_batches(kept, settings, job.data.train_ratio, directory, tokenizer.vocab_size)
     ledger.close()
     if not batches.batches:
         raise InputError(_nothing_kept(ledger))
@@ -129,7 +128,7 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
         "without_mask": ledger.without_mask,
         "notices": ledger.notices(),
         "remarks": remarks,
-        "split": _split(batches, request.data.train_ratio),
+        "split": _split(batches, job.data.train_ratio),
         "tokenizer": _describe(tokenizer, tokenize),
         "files": {name: one.to_json() for name, one in seal_files(directory, SEALED_FILES).items()},
     }
@@ -138,20 +137,20 @@ def _write_all(request: Request, directory: Path, processes: int) -> Tokenized:
 
 
 def _kept_samples(
-    request: Request, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int
+    job: TokenizationJob, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int
 ) -> Iterator[PlacedSample]:
-    """The samples that are kept, in input order; every row's fate goes to the ledger."""
-    sources, settings = request.data.sources, request.tokenization
-    seen = KeySet()
+    """The samples that are kept, in input order; the outcome of every row goes to the ledger."""
+    sources, settings = job.data.sources, job.tokenization
+    seen: set[bytes] = set()
     near = NearDuplicates(settings.near_duplicates) if settings.near_duplicates else None
-    outcomes = map_rows(tokenize, read_sources(request.data), processes)
+    outcomes = map_rows(tokenize, read_sources(job.data), processes)
     with closing(outcomes), RowProgress("tokenize", "rows", 0) as progress:  # type: ignore[type-var]
         for outcome in outcomes:
             source = sources[outcome.source]
             if outcome.error and settings.on_bad_row == "error":
                 raise InputError(
                     f"{source.path}, {outcome.error}. Correct the row, or set tokenization.on_bad_row: drop"
-                    " to count it and go on"
+                    " to skip and count such rows"
                 )
             samples, dropped = _without_duplicates(outcome, seen, near)
             conversation_id = f"{source.name}:{outcome.index}"
@@ -165,14 +164,16 @@ def _kept_samples(
 
 
 def _without_duplicates(
-    outcome: Outcome, seen: KeySet, near: NearDuplicates | None
+    outcome: Outcome, seen: set[bytes], near: NearDuplicates | None
 ) -> tuple[list[Sample], list[Drop]]:
     samples, dropped = [], list(outcome.dropped)
     for sample in outcome.samples:
-        if seen.add(sample.key):
-            samples.append(sample)
-        else:
+        key = bytes.fromhex(sample.key)  # 16 bytes: the set holds every sample of the run
+        if key in seen:
             dropped.append(Drop(sample.suffix, "duplicate"))
+        else:
+            seen.add(key)
+            samples.append(sample)
     if near and samples and not near.add(outcome.signature):
         return [], [Drop("", "near-duplicate"), *dropped]
     return samples, dropped

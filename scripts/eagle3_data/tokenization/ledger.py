@@ -1,4 +1,4 @@
-"""The ledger: one line for every row of the input, with its one fate."""
+"""The ledger: one line for every row of the input, kept or dropped and why."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Noticed:
 
 
 class LedgerWriter:
-    """Writes ledger.parquet as rows come and counts the fates.
+    """Writes ledger.parquet as rows come and counts what became of them.
 
     `dropped` counts rows by reason; `dropped_turns` the turns of kept rows that are not trained;
     `truncated` the samples that were cut; `without_mask` the kept rows of token ids that are trained whole

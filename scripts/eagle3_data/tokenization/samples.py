@@ -81,7 +81,7 @@ class RowTokenizer:
         return self._tools[1].grammar.stops if self._tools else ()
 
     def __call__(self, row: Row) -> Outcome:
-        """The row's fate. Raises InputError if the layout needs a chat template and the target has none."""
+        """What becomes of the row. Raises InputError if it needs a chat template and there is none."""
         source = self._data.sources[row.source]
         if not is_drawn(source, row.index):
             return Outcome(row.source, row.index, dropped=(Drop("", "not-drawn"),))

@@ -14,7 +14,7 @@ from eagle3_data.target import TargetDescription
 from eagle3_data.target.tokenizer import load_checkpoint_tokenizer
 from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
 from eagle3_data.tokenization.masking.template import ChatTemplate, probing
-from eagle3_data.tokenization.shared_heads import SharedHeads
+from eagle3_data.tokenization.shared_prefixes import SharedPrefixes
 
 TRIAL = "  Hello,\n\n wörld!  <think> 12345 日本\t"
 
@@ -52,7 +52,7 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
         template = _template(tokenizer, stops, settings, description.path)
     return TargetTokenizer(
         prefix=prefix,
-        backend=SharedHeads(_backend(tokenizer), template.control_tokens if template else ()),
+        backend=SharedPrefixes(_backend(tokenizer), template.control_tokens if template else ()),
         template=template,
         special_ids=special_token_ids(tokenizer, stops, description.vocab_size),
         vocab_size=description.vocab_size,

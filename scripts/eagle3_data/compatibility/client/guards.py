@@ -100,15 +100,3 @@ def narrowings(test: ast.expr, holds: bool) -> Iterator[tuple[ast.expr, ast.expr
         asked = test.left
         if isinstance(asked, ast.Call) and dotted(asked.func) == "type" and asked.args:
             yield asked.args[0], test.comparators[0]
-
-
-def tests_of_type(test: ast.expr) -> Iterator[ast.expr]:
-    """Objects whose type or attributes the test asks about in any way: where it fails, or in a branch that it
-    does not decide, they may be something else than declared."""
-    for node in ast.walk(test):
-        if (
-            isinstance(node, ast.Call)
-            and dotted(node.func) in ("isinstance", "type", "issubclass")
-            and node.args
-        ):
-            yield node.args[0]

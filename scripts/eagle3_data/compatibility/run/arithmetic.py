@@ -16,7 +16,7 @@ from eagle3_data.system.places import check_directory, existing_parent
 from eagle3_data.target import max_positions, text_config
 from eagle3_data.target.layers import layer_problems
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 TIGHT_SHARE = 0.1
 DEVICE_RESERVE = 0.85
 """Share of a device's memory that weights may take: the rest is for activations, the cache of states and the

@@ -20,7 +20,7 @@ from eagle3_data.compatibility.source.source_tree import SourceTree, installed_t
 from eagle3_data.compatibility.source.symbols import Symbols
 from eagle3_data.compatibility.vllm.engine_class import check_engine
 from eagle3_data.compatibility.vllm.models import ModelRegistry
-from eagle3_data.compatibility.vllm.wire_contract import Plan
+from eagle3_data.compatibility.vllm.wire_contract import EnginePlan
 from eagle3_data.config import Compatibility, Extraction, Tokenization, TrainingSet
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.findings import Finding, Findings, accept, in_order
@@ -154,7 +154,7 @@ def check_vllm(
     """The installed vLLM with our engine, this target and these engine arguments; then the other clients' own
     code."""
     plan = replace(
-        Plan.of(extraction.tensor_parallel, extraction.engine_arguments, longest),
+        EnginePlan.of(extraction.tensor_parallel, extraction.engine_arguments, longest),
         client_location="extraction",
     )
     model = Model.of(read_model_config(Path(target.path)))

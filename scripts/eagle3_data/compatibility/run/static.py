@@ -19,7 +19,7 @@ from eagle3_data.compatibility.source.symbols import Symbols
 from eagle3_data.compatibility.vllm.cache_layout import check_cache_layout
 from eagle3_data.compatibility.vllm.capture import check_capture
 from eagle3_data.compatibility.vllm.models import Architecture, ModelRegistry, check_architecture
-from eagle3_data.compatibility.vllm.wire_contract import Plan, check_contract, check_engine_arguments
+from eagle3_data.compatibility.vllm.wire_contract import EnginePlan, check_contract, check_engine_arguments
 from eagle3_data.errors import InputError
 from eagle3_data.findings import Finding, in_order
 from eagle3_data.target import architectures_of, read_model_config, text_config
@@ -80,7 +80,7 @@ class Question:
     clients: tuple[Client, ...] = ()
     model: Model | None = None
     layers: tuple[int, ...] | None = None
-    plan: Plan = field(default_factory=Plan)
+    plan: EnginePlan = field(default_factory=EnginePlan)
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -34,7 +34,7 @@ itself."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnginePlan:
     """How the client means to run vLLM, as far as the contract depends on it. The defaults are vLLM's own."""
 
     tensor_parallel: int = 1
@@ -51,7 +51,7 @@ class Plan:
         engine_arguments: Mapping[str, Any],
         longest: int | None = None,
         model_type: str = "",
-    ) -> Plan:
+    ) -> EnginePlan:
         """The plan of engine arguments; chunked prefill is off the table where every sample fits one step.
         Raises ConfigError."""
         budget = engine_arguments.get("max_num_batched_tokens")
@@ -191,7 +191,10 @@ def _first_strings(node: ast.AST, function: str, of: str = "") -> Iterator[str]:
 
 
 def check_contract(
-    symbols: Symbols, plan: Plan, architecture: Architecture | None = None, clients: tuple[Client, ...] = ()
+    symbols: Symbols,
+    plan: EnginePlan,
+    architecture: Architecture | None = None,
+    clients: tuple[Client, ...] = (),
 ) -> list[Finding]:
     """Findings for extracting with vLLM's own method as planned, by the given clients."""
     contract = read_contract(symbols)
@@ -258,7 +261,7 @@ def check_engine_arguments(symbols: Symbols, arguments: Mapping[str, Any]) -> li
     return findings
 
 
-def _model_accepted(contract: Contract, plan: Plan) -> Iterator[Finding]:
+def _model_accepted(contract: Contract, plan: EnginePlan) -> Iterator[Finding]:
     allowed = contract.allowed_model_types
     if plan.model_type and allowed is not None and not any(part in plan.model_type for part in allowed):
         title = (
@@ -270,7 +273,7 @@ def _model_accepted(contract: Contract, plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _prefill(symbols: Symbols, contract: Contract, plan: Plan) -> Iterator[Finding]:
+def _prefill(symbols: Symbols, contract: Contract, plan: EnginePlan) -> Iterator[Finding]:
     if not contract.saves_in_step or contract.saves is None:
         return
     place = symbols.location(contract.saves)
@@ -294,7 +297,7 @@ def _prefill(symbols: Symbols, contract: Contract, plan: Plan) -> Iterator[Findi
 
 
 def _ranks(
-    symbols: Symbols, contract: Contract, plan: Plan, architecture: Architecture | None
+    symbols: Symbols, contract: Contract, plan: EnginePlan, architecture: Architecture | None
 ) -> Iterator[Finding]:
     place = symbols.location(contract.connector) if contract.connector else ""
     if plan.tensor_parallel > 1 and not contract.one_rank_writes:
@@ -328,7 +331,7 @@ def _hands_states_on(symbols: Symbols, architecture: Architecture) -> bool:
 
 
 def _cache_groups(
-    symbols: Symbols, contract: Contract, plan: Plan, architecture: Architecture | None
+    symbols: Symbols, contract: Contract, plan: EnginePlan, architecture: Architecture | None
 ) -> Iterator[Finding]:
     """Models with several kinds of attention have several cache groups; the states' own must be found and
     must fit."""

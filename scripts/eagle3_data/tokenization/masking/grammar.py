@@ -7,7 +7,7 @@ stands between them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -186,12 +186,7 @@ class _Learner:
                 bare = self._render(head, tools).rpartition(MARK)
                 if not prompted[1] or EARLIER_MARK in prompted[2]:  # refused, or written elsewhere
                     continue
-                answered = [
-                    gap
-                    for tail in ([], [USER])
-                    if (gap := _between(self._render([*head, marked(ANSWER, NEXT_MARK), *tail], tools)))
-                    is not None
-                ]
+                answered = self._answered(head, tools)
                 gaps |= dict.fromkeys(answered)
                 prompt = prompted[2]
                 own = prompts.setdefault(last["role"], {})
@@ -214,6 +209,14 @@ class _Learner:
                         shared, rests = gap, []
                     opening = self._behind_closing(SPEAKERS.split(shared)[-1])
                     candidates.setdefault(opening, []).extend(rests)
+        longest_first = {role: tuple(sorted(texts, key=len, reverse=True)) for role, texts in prompts.items()}
+        return longest_first, self._headers(candidates, gaps)
+
+    def _headers(
+        self, candidates: Mapping[str, Iterable[str]], gaps: Iterable[str]
+    ) -> dict[str, tuple[str, ...]]:
+        """By header of an answer that history has, too, what may stand behind it. `candidates` are openings
+        of answers with what followed them, `gaps` what history has between a turn and an answer."""
         headers: dict[str, dict[str, None]] = {}
         for candidate, rests in candidates.items():
             for gap in gaps:
@@ -221,10 +224,14 @@ class _Learner:
                 if len(header.strip()) >= FEWEST_VISIBLE:
                     begun = chain.from_iterable(map(self._beginnings, (rest, *rests)))
                     headers.setdefault(header, {}).update(dict.fromkeys(begun))
-        return (
-            {role: tuple(sorted(texts, key=len, reverse=True)) for role, texts in prompts.items()},
-            {header: tuple(rests) for header, rests in headers.items()},
-        )
+        return {header: tuple(rests) for header, rests in headers.items()}
+
+    def _answered(self, head: list[Message], tools: Tools) -> list[str]:
+        """What stands between a conversation's last turn and the answer to it, as the last turn and followed
+        by another."""
+        answered = [*head, marked(ANSWER, NEXT_MARK)]
+        gaps = (_between(self._render([*answered, *tail], tools)) for tail in ([], [USER]))
+        return [gap for gap in gaps if gap is not None]
 
     def _ignores_prompts(self) -> bool:
         """Whether only an answer opens the assistant's turn, and never a generation prompt: what stands

@@ -12,14 +12,14 @@ from eagle3_data.tokenization.reading.rows import DropError
 
 LEAST_CHARACTERS = 1000
 MOST_CHARACTERS = 200_000
-HEADS = 64
+PREFIXES = 64
 TRIAL = "  Hello,\n\n wörld! 12345 日本\t"
 
 
-class SharedHeads:
-    """A backend that remembers the ids of long heads.
+class SharedPrefixes:
+    """A backend that remembers the ids of long prefixes.
 
-    A head ends behind a separator: a special token on whose two sides texts are encoded independently. That
+    A prefix ends behind a separator: a special token on whose two sides texts are encoded independently. That
     is checked on a trial text for each separator; those that fail are not used. The ids are those of the
     whole text.
     """
@@ -29,17 +29,17 @@ class SharedHeads:
         self._backend = backend
         sound = [separator for separator in separators if separator and _separates(backend, separator)]
         self._separator = re.compile("|".join(map(re.escape, sound))) if sound else None
-        self._head_ids = lru_cache(HEADS)(lambda head: tuple(backend.encode(head, [])[0]))
+        self._prefix_ids = lru_cache(PREFIXES)(lambda prefix: tuple(backend.encode(prefix, [])[0]))
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         found = self._separator.search(text, LEAST_CHARACTERS, MOST_CHARACTERS) if self._separator else None
         if not found or (borders and borders[0] < found.end()):
             return self._backend.encode(text, borders)
         end = found.end()
-        head = self._head_ids(text[:end])
+        prefix = self._prefix_ids(text[:end])
         # behind the separator once more: at the beginning of a text some tokenizers put a blank
         ids, cuts = encode_behind(self._backend, found[0], text[end:], [border - end for border in borders])
-        return [*head, *ids], [None if cut is None else cut + len(head) for cut in cuts]
+        return [*prefix, *ids], [None if cut is None else cut + len(prefix) for cut in cuts]
 
     def next_token(self, text: str, border: int) -> tuple[int, int] | None:
         return self._backend.next_token(text, border)
