@@ -299,12 +299,12 @@ def blank_first():
 
 
 @pytest.mark.parametrize("behind", ["\n<|user|>\nHi", "Hello", " Hello", "\n\nThe answer"])
-def test_no_blank_is_put_behind_a_shared_head(behind):
+def test_no_blank_is_put_behind_a_shared_prefix(behind):
     whole = FastBackend(blank_first())
-    heads = SharedHeads(FastBackend(blank_first()), ["</s>"])
+    prefixes = SharedPrefixes(FastBackend(blank_first()), ["</s>"])
     text = "Be very brief, please. " * 60 + "</s>" + behind
-    assert heads._separator is not None
-    assert heads.encode(text, [len(text)]) == whole.encode(text, [len(text)])
+    assert prefixes._separator is not None
+    assert prefixes.encode(text, [len(text)]) == whole.encode(text, [len(text)])
 
 
 @pytest.mark.parametrize("answer", ["\nThe answer", "\n\nFine.", "Hello"])
