@@ -17,6 +17,7 @@ import pytest
 
 from eagle3_data import PACKAGE_ROOT
 from eagle3_data.extraction.store_care import fault_of, quarantine
+from eagle3_data.hashing import sample_key
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.lease import LeaseState, PassProgress
 from eagle3_data.records import read_json, write_json
@@ -29,7 +30,8 @@ from eagle3_data.target import TargetDescription
 ROOT = Path(__file__).parents[2]
 IDENTITY = ExtractionIdentity("f" * 32, (2, 4, 5, 8), "bfloat16", "none", "module:VllmEngine", {})
 ID = IDENTITY.extraction_id
-KEYS = [f"{number:02x}" * 16 for number in range(4)]
+TOKENS = dict(sorted((sample_key([number] * 5), [number] * 5) for number in range(4)))
+KEYS = list(TOKENS)
 
 
 class Place:
@@ -339,7 +341,8 @@ class Planned(Place):
         target.write(run / "target.json")
         batches = {f"0000{n}": BatchEntry(n, 2, 10, f"batch {n}") for n in (0, 1)}
         BatchIndex(batches, samples=4, tokens=20).write(run / "tokens/batches.json")
-        table = pa.table({"sample_id": KEYS, "key": KEYS})
+        ids = pa.array(TOKENS.values(), pa.list_(pa.int32()))
+        table = pa.table({"sample_id": KEYS, "key": KEYS, "input_ids": ids})
         pq.write_table(table, run / "tokens/samples.parquet", row_group_size=2)
 
     @property
@@ -394,7 +397,8 @@ def test_a_run_that_starts_during_a_deletion_waits_and_counts_on_nothing_that_is
 
 def test_what_a_run_has_found_before_a_deletion_stays(planned):
     with planned.find_stored() as run:
-        run.communicate()
+        errors = run.communicate()[1]
+    assert run.returncode == 0, errors
     assert planned.stored_batches() == ["00000", "00001"]
     planned.garbage("--delete")
     assert planned.store.keys() == set(KEYS)
