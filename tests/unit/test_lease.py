@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from eagle3_data.store import ABANDONED_S
 from eagle3_data.system.processes import this_process
 
 BEAT_S = 0.05
+PATIENCE_S = 60
+"""For what must happen; only a test that fails waits so long."""
 PROGRESS = PassProgress(
     number="001", stripe=0, extraction_id="e", phase="loading", started_at=0.0, updated_at=1.0
 )
@@ -33,15 +35,25 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Leas
     mine.release()
 
 
-def some_beats() -> None:
-    time.sleep(6 * BEAT_S)
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(BEAT_S / 5)
+
+
+def beats(mine: Lease) -> int:
+    return int(read_json(mine.path)["beat"])
+
+
+def wait_for_beats(mine: Lease, number: int = 2) -> None:
+    last = beats(mine) + number
+    wait_for(lambda: beats(mine) >= last)
 
 
 def test_a_lease_beats_and_is_gone_when_it_is_released(held: tuple[Lease, threading.Event]) -> None:
     mine, lost = held
-    first = read_json(mine.path)["beat"]
-    some_beats()
-    assert read_json(mine.path)["beat"] > first
+    wait_for_beats(mine)
     mine.release()
     assert list(mine.path.parent.iterdir()) == []
     assert not lost.is_set()
@@ -54,10 +66,9 @@ def test_every_beat_renews_the_sign_of_life_also_of_a_pass_that_only_waits(
     owner.touch()
     held[0].renew_also(owner)
     os.utime(owner, (0, 0))
-    some_beats()
-    assert time.time() - owner.stat().st_mtime < 5
+    wait_for(lambda: owner.stat().st_mtime > 0)
     owner.unlink()
-    some_beats()
+    wait_for_beats(held[0])
     assert not owner.exists() and not held[1].is_set()
 
 
@@ -65,25 +76,44 @@ def test_a_lease_that_another_pass_took_is_noticed_and_left_alone(
     held: tuple[Lease, threading.Event],
 ) -> None:
     mine, lost = held
-    LeaseState(**vars(this_process()), **vars(PROGRESS), token="another", beat=1).write(mine.path)
-    assert lost.wait(5)
+    another = LeaseState(**vars(this_process()), **vars(PROGRESS), token="another", beat=1)
+
+    def taken() -> bool:
+        another.write(mine.path)  # again, where a beat that had just looked wrote over it
+        return lost.wait(BEAT_S)
+
+    wait_for(taken)
     mine.release()
     assert read_json(mine.path)["token"] == "another"
 
 
-def test_a_lease_that_stays_away_is_lost_one_that_comes_back_is_not(
-    held: tuple[Lease, threading.Event],
+def test_a_lease_that_is_away_at_one_beat_is_kept_and_at_two_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, lost = held
+    monkeypatch.setattr(lease, "BEAT_S", 1e6)  # it beats when this test says so
+    mine = Lease(tmp_path / "running", 0, 1, lambda: PROGRESS, lambda: None)
+    assert mine.acquire(threading.Event())
     aside = mine.path.with_name("aside")
-    for _ in range(10):
+    for _ in range(3):
         os.rename(mine.path, aside)
-        time.sleep(BEAT_S / 5)
+        assert mine.renew()
         os.rename(aside, mine.path)
-        time.sleep(BEAT_S)
-    assert not lost.is_set()
-    while not lost.wait(4 * BEAT_S):
+        before = beats(mine)
+        assert mine.renew()
+        assert beats(mine) == before + 1
+    mine.path.unlink()
+    assert [mine.renew(), mine.renew()] == [True, False]
+    mine.release()
+
+
+def test_a_lease_that_stays_away_is_found_to_be_lost(held: tuple[Lease, threading.Event]) -> None:
+    mine, lost = held
+
+    def noticed() -> bool:
         mine.path.unlink(missing_ok=True)  # again, where a beat had just looked and put it back
+        return lost.wait(4 * BEAT_S)
+
+    wait_for(noticed)
 
 
 def test_what_killed_passes_left_unfinished_beside_the_leases_is_removed(tmp_path: Path) -> None:
@@ -102,10 +132,7 @@ def test_the_holder_of_a_damaged_lease_writes_it_again(
 ) -> None:
     mine, lost = held
     mine.path.write_text(damage)
-    deadline = time.monotonic() + 30
-    while LeaseState.find(mine.path) is None:
-        assert time.monotonic() < deadline
-        time.sleep(BEAT_S)
+    wait_for(lambda: LeaseState.find(mine.path))
     assert LeaseState.read(mine.path).beat > 1
     assert not lost.is_set()
 
@@ -120,6 +147,8 @@ def test_a_damaged_lease_that_nobody_writes_again_stops_no_pass(
     mine.path.parent.mkdir()
     {"text": lambda path: path.write_text("{}"), "directory": Path.mkdir, "fifo": os.mkfifo}[kind](mine.path)
     stop = threading.Event()
-    threading.Timer(20, stop.set).start()
+    timer = threading.Timer(PATIENCE_S, stop.set)
+    timer.start()
     assert mine.acquire(stop)
+    timer.cancel()
     mine.release()

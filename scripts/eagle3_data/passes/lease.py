@@ -81,6 +81,7 @@ class Lease:
         self._renewed: Path | None = None
         self._token = secrets.token_hex(8)
         self._beats = 0
+        self._absent = 0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -184,20 +185,24 @@ class Lease:
                     path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
-        absent = 0
         while not self._over.wait(BEAT_S):
-            if self._renewed is not None:
-                with contextlib.suppress(OSError):
-                    os.utime(self._renewed)
-            with contextlib.suppress(OSError):  # a full disk: it beats again when there is room
-                state = LeaseState.find(self.path)
-                is_damaged = state is None and self.path.exists()  # nobody else writes there while we hold it
-                if is_damaged or (state is not None and state.token == self._token):
-                    self._state().write(self.path)
-                    absent = 0
-                    continue
-                absent += state is None
-                # absent at one beat only: `_bury` puts back what it took in error
-                if state is not None or absent > 1:
-                    self._on_loss()
-                    return
+            if not self.renew():
+                self._on_loss()
+                return
+
+    def renew(self) -> bool:
+        """One beat; False once the lease is another's, or was away at two beats in a row."""
+        if self._renewed is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._renewed)
+        with contextlib.suppress(OSError):  # a full disk: it beats again when there is room
+            state = LeaseState.find(self.path)
+            is_damaged = state is None and self.path.exists()  # nobody else writes there while we hold it
+            if is_damaged or (state is not None and state.token == self._token):
+                self._state().write(self.path)
+                self._absent = 0
+                return True
+            self._absent += state is None
+            # absent at one beat only: `_bury` puts back what it took in error
+            return state is None and self._absent < 2
+        return True
