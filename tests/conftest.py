@@ -15,6 +15,16 @@ EXPECTED = [
 _unexpected: list[str] = []
 
 
+UNIT = Path(__file__).with_name("unit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file of unit tests is run by one of xdist's workers, which makes what its tests share once."""
+    for item in items:
+        if item.path.is_relative_to(UNIT) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _note_skip(report)
 

@@ -50,9 +50,13 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return directory
 
 
+def demo_target(factory: pytest.TempPathFactory, name: str) -> Path:
+    return made_once(factory, name, lambda directory: build_target(name, directory))
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "tiny-llama", lambda directory: build_target("tiny-llama", directory))
+    return demo_target(tmp_path_factory, "tiny-llama")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.fixtures import build_target, demo_config
+from integration.fixtures import demo_config, demo_target
 from integration.parity import compare
 from integration.workflow import Workflow
 
@@ -20,7 +20,7 @@ LAYERS = [2, 4, 5, 8]
 
 @pytest.fixture(scope="module")
 def tiny_kimi(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_target("tiny-kimi", tmp_path_factory.mktemp("targets") / "tiny-kimi")
+    return demo_target(tmp_path_factory, "tiny-kimi")
 
 
 def validated(

@@ -28,7 +28,7 @@ from eagle3_data.errors import InputError
 from eagle3_data.records import read_json
 from eagle3_data.target import describe_target
 from eagle3_data.target.layers import default_layers, resolve_layers
-from integration.fixtures import SHARED_DATA
+from integration.fixtures import SHARED_DATA, demo_target
 
 CONVERSATIONS = Path(__file__).parents[2] / "config/demo/conversations.jsonl"
 RECIPES = {"tiny-llama": tiny_llama.RECIPE, "tiny-kimi": tiny_kimi.RECIPE}
@@ -221,8 +221,7 @@ class Built:
 
 @pytest.fixture(scope="module", params=sorted(TARGETS))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    directory = tmp_path_factory.mktemp("targets") / request.param
-    build_demo_target(request.param, CONVERSATIONS, directory)
+    directory = demo_target(tmp_path_factory, request.param)
     cls = {"tiny-llama": LlamaForCausalLM, "tiny-kimi": Kimi_K25ForConditionalGeneration}[request.param]
     model = cls.from_pretrained(directory, dtype=torch.float32).eval()
     ids = torch.tensor(
