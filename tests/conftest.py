@@ -18,11 +18,20 @@ _unexpected: list[str] = []
 UNIT = Path(__file__).with_name("unit")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file of unit tests is run by one of xdist's workers, which makes what its tests share once."""
     for item in items:
         if item.path.is_relative_to(UNIT) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests that must not run at once do not, or nothing runs."""
+    if getattr(session.config.option, "loadgroup", False):  # set in xdist's workers only
+        for item in session.items:
+            if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
+                pytest.exit(f"xdist has put {item.nodeid} in no group", returncode=3)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
