@@ -17,7 +17,7 @@ SCRIPTS = f"{PROJECT}/scripts"
 sys.path.insert(0, SCRIPTS)
 
 try:
-    from eagle3_data.assembly.verify import look
+    from eagle3_data.assembly.verify import REMEDY, look
     from eagle3_data.checkpoints import require
     from eagle3_data.config import load_config, read_config_file, write_sections
     from eagle3_data.errors import Eagle3DataError, InputError
@@ -49,17 +49,17 @@ def with_demo_data(values):
 
 
 try:
-    for file in workflow.config_settings.configfiles:
+    for file in workflow.config_settings.configfiles or [f"{PROJECT}/config/config.yaml"]:
         read_config_file(file)  # for what Snakemake's own reader does not mind, such as a key given twice
     CONFIG = load_config(with_demo_data(config))
     # Inherited by every job, on other machines, too: those read this file again.
     if CONFIG.private:
         os.umask(PRIVATE_UMASK)
     PATHS = RunPaths.of_run(CONFIG.run)
-    PLAN = Plan(CONFIG, PATHS)
-    PLAN.check_store()
     for place in (PATHS.results, PATHS.logs):
         check_directory(place, writable=not workflow.dryrun)
+    PLAN = Plan(CONFIG, PATHS)
+    PLAN.check_store()
 except Eagle3DataError as error:
     raise WorkflowError(str(error))
 
@@ -183,8 +183,8 @@ def training_set(wildcards):
     """The set, which must be what was assembled: whoever trains on it does not look."""
     if faults := look(PATHS.training_set) if PATHS.training_set.exists() else []:
         raise WorkflowError(
-            f"{RESULTS}/training_set is not what was assembled: {faults[0]}. Delete it and run the same command"
-            " again to assemble it again; `snakemake --cores all verify` reads every byte of it and says what is wrong"
+            f"{RESULTS}/training_set is not what was assembled: {faults[0]}; {REMEDY}."
+            " `snakemake --cores all verify` reads every byte and says what is wrong"
         )
     return f"{RESULTS}/training_set"
 

@@ -37,4 +37,4 @@ checkpoint describe_target:
         target=target_path,
         state=target_state,
     shell:
-        'exec "$python" "$scripts/describe_target.py" --target {params.target:q} --output {output:q} 2> {log:q}'
+        'exec "$python" "$scripts/describe_target.py" --target={params.target:q} --output {output:q} 2> {log:q}'

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_data import cli
-from eagle3_data.assembly.proof import require_proof
+from eagle3_data.assembly.proof import reject_changed, require_proof
 from eagle3_data.assembly.speculators import (
     Counts,
     accepted_findings,
@@ -57,6 +57,8 @@ def main() -> None:
     samples = run.samples
     left_out = {batch: Gate.read(run.gate(batch)).left_out for batch in sorted(tokens.batches)}
     without = {sample.key for batch in left_out.values() for sample in batch}
+    store = Store(extraction.store, identity.extraction_id)
+    reject_changed(run, tokens, store, without)
     counts = Counts(
         tokens.tokens,
         tokens.trained_tokens,
@@ -78,7 +80,6 @@ def main() -> None:
     )
     follow_umask(building)
     rows = write_rows(samples, building, without)
-    store = Store(extraction.store, identity.extraction_id)
     ways = link_rows(samples, store, building, rows, without)
     write_token_frequencies(counts.frequencies, building)
     if draft_vocab_size:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.assembly.verify import SetSeal, renew_seal, verify
+from eagle3_data.assembly.verify import REMEDY, SetSeal, renew_seal, verify
 from eagle3_data.errors import InputError
 from eagle3_data.log import say
 
@@ -29,7 +29,7 @@ def main() -> None:
         more = f" ({count - SHOWN} more are not shown)" if count > SHOWN else ""
         raise InputError(
             f"{arguments.directory} is not what was assembled: {count} fault{'s'[: count != 1]}{more};"
-            f" {SetSeal.on_damage}"
+            f" {REMEDY}"
         )
     renew_seal(arguments.directory)
     rows = SetSeal.read(arguments.directory / "seal.json").rows

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.errors import InputError
+from eagle3_data.errors import InputError, StorageError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.records import open_regular
 from eagle3_data.records.batch_index import SampleName
+from eagle3_data.system.places import explain_unusable
 
 TOKEN_IDS: np.dtype[Any] = np.dtype("<i4")
 """What a key is the hash of (`eagle3_data.hashing.sample_key`)."""
@@ -40,6 +41,8 @@ class SampleFile:
         try:
             with open_regular(path):
                 self._file = pq.ParquetFile(path)
+        except PermissionError as error:
+            raise StorageError(explain_unusable(error, Path(path))) from None
         except (OSError, ValueError) as error:  # pyarrow's errors derive from these
             raise InputError(f"{path} is not a readable Parquet file; {TOKENIZE_AGAIN}") from error
 

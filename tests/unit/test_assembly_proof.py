@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from eagle3_data.assembly.proof import require_proof
-from eagle3_data.errors import InputError
+import damages
+from eagle3_data.assembly.proof import reject_changed, require_proof
+from eagle3_data.errors import InputError, SampleError, StorageError
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.passes.ledger import FailedSample, Gate
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import seal_files
+from eagle3_data.store import Store
 from eagle3_data.validation.verdict import BatchVerdict
 
 IDENTITY = ExtractionIdentity("target", (1, 2), "bfloat16", "none", "engine", {})
@@ -83,3 +89,77 @@ def test_tokens_that_are_not_the_sealed_ones_are_refused(run: RunPaths, content:
     run.samples.unlink() if content is None else run.samples.write_bytes(content)
     with pytest.raises(InputError, match=r"samples\.parquet .*; delete it and run the same command again"):
         require_proof(run, sealed, IDENTITY)
+
+
+KEYS = ["a" * 32, "b" * 32, "c" * 32]
+"""The last one is left out."""
+
+
+@pytest.fixture
+def store(run: RunPaths, tmp_path: Path) -> Store:
+    """Holds what VERDICT was given for."""
+    store = Store(tmp_path / "store", IDENTITY.extraction_id)
+    store.directory.mkdir(parents=True)
+    for key in KEYS[:2]:
+        (part := store.directory / "part").write_bytes(key.encode() * 4)
+        facts = {"size_bytes": 128, "xxh3_128": file_checksum(part), "tokens": 3, "greedy_token": 1}
+        store.commit(key, part, facts)
+    pq.write_table(pa.table({"sample_id": ["s:0", "s:1", "s"], "key": KEYS}), run.samples)
+    replace(VERDICT, size_bytes=256).write(run.verdict("00000"))
+    return store
+
+
+def is_rejected(run: RunPaths, store: Store) -> bool:
+    """Whether the second sample is rejected, and no other one."""
+    try:
+        reject_changed(run, index(run), store, KEYS[2:])
+    except SampleError as error:
+        assert "1 sample changed" in str(error) and "the same command extracts what changed again" in str(
+            error
+        )
+        assert list(BatchVerdict.read(run.rejected("00000")).rejected) == KEYS[1:2]
+        return True
+    assert not run.rejected("00000").exists()
+    return False
+
+
+def after_validation(damage: damages.Damage) -> damages.Damage:
+    """The clock of a test may not have moved on."""
+
+    def change(path: Path) -> None:
+        damage(path)
+        later = path.lstat().st_mtime_ns + 10**9
+        os.utime(path, ns=(later, later), follow_symlinks=False)
+
+    return change
+
+
+SAFE = {"gone", "a dead link", "flipped"}
+"""Of these kinds there is nothing that can be given a time, or they keep it."""
+
+
+def test_samples_as_they_were_validated_are_taken(run: RunPaths, store: Store) -> None:
+    assert not is_rejected(run, store)
+    for path in (store.states_path(KEYS[0]), store.sidecar_path(KEYS[1])):
+        after_validation(Path.touch)(path)
+    assert not is_rejected(run, store), "read, and found to be the same"
+
+
+@pytest.mark.parametrize("kind", damages.STATES)
+def test_states_that_changed_after_validation_are_rejected(run: RunPaths, store: Store, kind: str) -> None:
+    damage = damages.STATES[kind]
+    path = store.states_path(KEYS[1])
+    if kind == "flipped":
+        damage(path)
+        assert not is_rejected(run, store), "only reading every byte shows it"
+        damage(path)
+        damage = damages.flip
+    (damage if kind in SAFE - {"flipped"} else after_validation(damage))(path)
+    assert is_rejected(run, store)
+
+
+def test_states_that_may_not_be_read_are_not_rejected(run: RunPaths, store: Store) -> None:
+    after_validation(Path.touch)(path := store.states_path(KEYS[1]))
+    with damages.forbidden(path), pytest.raises((StorageError, PermissionError)):
+        reject_changed(run, index(run), store, KEYS[2:])
+    assert not run.rejected("00000").exists()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 import damages
 from eagle3_data.config import load_config
+from eagle3_data.errors import InputError, StorageError
 from eagle3_data.findings import Findings
 from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.ledger import BatchOutcome, Gate, Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import Plan
+from eagle3_data.records import open_regular, record
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex, SampleName
 from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
 from eagle3_data.validation.verdict import BatchVerdict
 
@@ -96,3 +102,39 @@ def test_a_pass_number_that_is_none_is_no_record(results: Path, number: str) -> 
         damages.keyed(**{"pass": number})(path)
         assert plan(results).damaged_records() == [path]
         path.unlink()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_record_that_may_not_be_read_is_not_taken_for_damaged(
+    monkeypatch: pytest.MonkeyPatch, results: Path, kind: str
+) -> None:
+    forbidden = results / FILES[kind][0]
+
+    def open_of_another_user(path: Path) -> BinaryIO:
+        if path == forbidden:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_regular(path)
+
+    monkeypatch.setattr(record, "open_regular", open_of_another_user)
+    with pytest.raises(StorageError, match="permission denied"):
+        plan(results).damaged_records()
+
+
+@pytest.mark.parametrize("name", ["samples.parquet", "token_frequencies.npy"])
+def test_a_sealed_file_that_was_replaced_by_one_of_its_size_is_noticed_before_extraction(
+    results: Path, name: str
+) -> None:
+    run = RunPaths(results)
+    (path := run.tokens / name).write_bytes(b"whole")
+    sealed = seal_files(run.tokens, [name])
+    BatchIndex({"00000": BatchEntry(0, 1, 10, "f")}, samples=1, tokens=10, files=sealed).write(run.batches)
+    later = run.batches.stat().st_mtime_ns + 1
+    os.utime(path, ns=(later, later))
+    assert plan(results).batches() == ["00000"], "touched, and the same"
+    path.write_bytes(b"other")
+    os.utime(path, ns=(later, later))
+    with pytest.raises(InputError, match=f"{name} has changed since it was made; delete it and run"):
+        plan(results).batches()
+    path.write_bytes(b"long, too")
+    with pytest.raises(InputError, match="bytes long instead of 5"):
+        plan(results).batches()

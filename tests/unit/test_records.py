@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
-from eagle3_data.errors import InputError, SampleError
+import damages
+from eagle3_data.errors import InputError, SampleError, StorageError
 from eagle3_data.findings import Finding, Findings
 from eagle3_data.passes.batch_records import BatchRecord, FailureRecord, FailureSummary
 from eagle3_data.passes.lease import LeaseState
@@ -107,6 +108,17 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path
     make(tmp_path / "r.json")
     with pytest.raises(InputError, match="delete it"):
         read_json(tmp_path / "r.json")
+
+
+def test_what_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    Gate("00000", "f", "passes/001/0.json", 3, FAILED).write(path := tmp_path / "r.json")
+    with damages.forbidden(path):
+        for read in (read_json, Gate.read, Gate.is_damaged):
+            with pytest.raises(StorageError, match="permission denied") as caught:
+                read(path)
+            assert "delete" not in str(caught.value) and str(path) in str(caught.value)
+        assert Gate.find(path) is None
+    assert not Gate.is_damaged(path)
 
 
 def test_an_absent_record_is_called_absent(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from eagle3_data.errors import InputError
+import damages
+from eagle3_data.errors import InputError, StorageError
 from eagle3_data.hashing import sample_key
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.tokenization.batches import SCHEMA
@@ -94,3 +95,10 @@ def test_a_damaged_file_is_refused_with_its_remedy(tmp_path: Path, damage: Calla
     damage(path)
     with pytest.raises(InputError, match="delete it and run the same command again"):
         SampleFile(path).samples(0)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    write(path := tmp_path / "s.parquet")
+    with damages.forbidden(path), pytest.raises(StorageError, match="permission denied") as caught:
+        SampleFile(path)
+    assert "delete" not in str(caught.value)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import damages
 import validate_batch
 from eagle3_data.engines.base import states_metadata
-from eagle3_data.errors import InputError
+from eagle3_data.errors import InputError, StorageError
 from eagle3_data.hashing import sample_key
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.records.checksum import file_checksum
@@ -262,6 +262,14 @@ def test_every_damage_to_a_sample_rejects_it_alone_and_it_can_be_quarantined_and
     part = batch.store.directory / "part"
     part.write_bytes(whole)
     assert batch.store.commit(sample.key, part, facts)
+    assert batch.validate().rejected == {}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_sample_that_may_not_be_read_is_not_rejected(batch: Fixture, suffix: str) -> None:
+    path = batch.store.states_path(batch.samples[2].key).with_suffix(suffix)
+    with damages.forbidden(path), pytest.raises(StorageError, match="permission denied"):
+        validate_samples([batch.samples[2]], batch.store, IDENTITY, HIDDEN, Unknown("none"))
     assert batch.validate().rejected == {}
 
 

@@ -226,7 +226,11 @@ def test_the_script_fails_with_every_fault_and_the_remedy(training_set: Path) ->
     assert done.returncode == 1
     assert "hs_1.safetensors does not have the checksum" in done.stderr
     assert "hs_3.safetensors cannot be read" in done.stderr
-    assert "2 faults; delete the training set and run the same command again" in done.stderr
+    assert (
+        "2 faults; where states have changed, first call `scripts/store.py verify --quarantine`"
+        in done.stderr
+    )
+    assert "then delete the training set and run the same command again" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,13 +1,21 @@
-"""What assembly demands before a sample may enter a set: its batch was validated, by this very plan."""
+"""What assembly demands before a sample may enter a set: its batch was validated, by this very plan, and it
+is still what was validated."""
 
 from __future__ import annotations
 
-from eagle3_data.errors import InputError
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from eagle3_data.errors import InputError, SampleError, StorageError
+from eagle3_data.extraction.store_care import fault_of
 from eagle3_data.identity import ExtractionIdentity
+from eagle3_data.log import say
 from eagle3_data.passes.ledger import Gate
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import check_contents
+from eagle3_data.samples import SampleFile
+from eagle3_data.store import Store
 from eagle3_data.validation.verdict import BatchVerdict
 
 
@@ -33,6 +41,47 @@ def require_proof(run: RunPaths, index: BatchIndex, identity: ExtractionIdentity
                 f"{run.verdict(batch)} does not prove batch {batch} as it is now ({', '.join(wrong)});"
                 f" {_again(run.verdict(batch))}"
             )
+
+
+def reject_changed(run: RunPaths, index: BatchIndex, store: Store, without: Collection[str]) -> None:
+    """Reject the samples that are damaged since their batch was validated, all but the keys of `without`, as
+    validation itself does. Raises SampleError if there are any. Only of batches with files that are newer
+    than the verdict, or of another size in all, are the states read: damage that keeps size and time shows
+    when every byte is read (`store.py verify`, the rule `verify`)."""
+    samples = SampleFile(run.samples)
+    rejected = 0
+    for batch, entry in index.batches.items():
+        keys = [name.key for name in samples.names(entry.row_group) if name.key not in without]
+        verdict = BatchVerdict.read(run.verdict(batch))
+        if _is_as_validated(store, keys, verdict, run.verdict(batch).stat().st_mtime_ns):
+            continue
+        faults = [fault for key in dict.fromkeys(keys) if (fault := fault_of(store, key))]
+        for fault in faults:
+            if not fault.is_damage:
+                raise StorageError(f"{store.directory}: {fault.text}")
+            say(f"batch {batch}: {store.states_path(fault.key)}: {fault.text}")
+        if faults:
+            found = {fault.key: f"changed since validation: {fault.text}" for fault in faults}
+            replace(verdict, rejected=found).write(run.rejected(batch))
+        rejected += len(faults)
+    if rejected:
+        raise SampleError(
+            f"{rejected} sample{'s'[: rejected != 1]} changed in {store.directory} since validation, see"
+            " above; nothing is assembled, and the same command extracts what changed again"
+        )
+
+
+def _is_as_validated(store: Store, keys: Iterable[str], verdict: BatchVerdict, validated_at_ns: int) -> bool:
+    size_bytes = 0
+    for key in keys:
+        try:
+            states, sidecar = store.states_path(key).stat(), store.sidecar_path(key).stat()
+        except OSError:
+            return False
+        if max(states.st_mtime_ns, sidecar.st_mtime_ns) > validated_at_ns:
+            return False
+        size_bytes += states.st_size
+    return size_bytes == verdict.size_bytes
 
 
 def _again(path: object) -> str:

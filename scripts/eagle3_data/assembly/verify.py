@@ -35,6 +35,11 @@ from eagle3_data.validation.verdict import BatchVerdict
 
 SEAL, STATES_TABLE, STATES = "seal.json", "states.parquet", "hidden_states"
 TABLE = pa.schema([("key", pa.string()), ("size_bytes", pa.int64()), ("xxh3_128", pa.string())])
+REMEDY = (
+    "where states have changed, first call `scripts/store.py verify --quarantine` (with --store, where it is"
+    " not results/store), since the store's may be the same files; then delete the training set and run the"
+    " same command again, which assembles it again"
+)
 ROWS_AT_ONCE = 10_000
 LOOKED_AT = 10_000
 """So many states files, evenly spaced, does `look` ask for size and time; of all it asks the names."""

@@ -27,7 +27,7 @@ from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import Record
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
-from eagle3_data.records.seal import check_sizes
+from eagle3_data.records.seal import check_unchanged
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store, check_root
 from eagle3_data.target import TargetDescription
@@ -54,9 +54,9 @@ class Plan:
         self._records: dict[str, BatchRecord] = {}
         self._damaged: list[Path] = []
         for path in sorted(self._paths.root.glob("records/*.json")):
-            if record := BatchRecord.find(path):
-                self._records[path.stem] = record
-            else:
+            try:
+                self._records[path.stem] = BatchRecord.read(path)
+            except InputError:
                 self._damaged.append(path)
         numbers = self._paths.pass_numbers() + [int(record.number) for record in self._records.values()]
         self.next_number = f"{1 + max(numbers, default=0):03d}"
@@ -132,7 +132,7 @@ class Plan:
             path
             for pattern, kind in kinds
             for path in sorted(self._run.results.glob(str(pattern.relative_to(self._run.results))))
-            if kind.find(path) is None
+            if kind.is_damaged(path)
         ]
 
     def pass_minutes(self, stripe: int) -> int:
@@ -162,7 +162,7 @@ class TokensView:
             raise InputError(
                 f"{batches_json} names no batches; delete it and run the same command again to tokenize again"
             )
-        check_sizes(batches_json.parent, index.files)
+        check_unchanged(batches_json, index.files)
         self._samples = batches_json.with_name("samples.parquet")
         self._extraction, self._target = extraction, TargetDescription.read(target_json)
         self._in_store: dict[str, bool] = {}

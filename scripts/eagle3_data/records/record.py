@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
 from eagle3_data import FORMAT_VERSION
-from eagle3_data.errors import InputError
+from eagle3_data.errors import InputError, StorageError
 
 JsonObject = dict[str, Any]
 """A JSON object whose keys are not ours to name."""
@@ -76,13 +76,17 @@ def write_json(path: str | os.PathLike[str], record: JsonObject) -> None:
 
 
 def read_json(path: str | os.PathLike[str], remedy: str = START_OVER) -> JsonObject:
-    """Read a record. Raises InputError (naming file and remedy) where it is unreadable or of another format
-    version."""
+    """Read a record. Raises InputError (naming file and remedy) where it is damaged or of another format
+    version, StorageError where it may not be read: nothing is known of it then."""
     try:
         with open_regular(path) as file:
             record = json.loads(file.read().decode())
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist; run the same command again") from error
+    except PermissionError:
+        raise StorageError(
+            f"{path}: permission denied; have its owner call `chmod g+r`, then run the same command again"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as a JSON record; {remedy}") from error
     if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
@@ -94,7 +98,7 @@ def find_json(path: str | os.PathLike[str]) -> JsonObject | None:
     """The record, or None where there is no readable one: for files whose absence is a normal state."""
     try:
         return read_json(path)
-    except InputError:
+    except (InputError, StorageError):
         return None
 
 
@@ -128,7 +132,7 @@ class Record:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Raises InputError naming the file, the key and the remedy."""
+        """Raises InputError naming the file, the key and the remedy, StorageError as `read_json` does."""
         record = read_json(path, cls.on_damage)
         try:
             return cls.from_json(record)
@@ -140,8 +144,17 @@ class Record:
         """The record, or None where there is no readable one: for files whose absence is a normal state."""
         try:
             return cls.read(path)
-        except InputError:
+        except (InputError, StorageError):
             return None
+
+    @classmethod
+    def is_damaged(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether what is there is no such record. Raises StorageError where that cannot be told."""
+        try:
+            cls.read(path)
+        except InputError:
+            return True
+        return False
 
     def write(self, path: str | os.PathLike[str]) -> None:
         write_json(path, self.to_json())

@@ -29,6 +29,17 @@ def check_sizes(directory: Path, sealed: Mapping[str, SealedFile]) -> None:
             raise InputError(f"{path} is {found}; delete it and run the same command again to make it again")
 
 
+def check_unchanged(seal: Path, sealed: Mapping[str, SealedFile]) -> None:
+    """Raises InputError where a file beside the record `seal` has another size than was sealed, or is newer
+    than the record and has other bytes. Reads nothing else."""
+    directory = seal.parent
+    check_sizes(directory, sealed)
+    sealed_at = seal.stat().st_mtime_ns
+    newer = {name: one for name, one in sealed.items() if (directory / name).stat().st_mtime_ns > sealed_at}
+    if newer:
+        check_contents(directory, newer)
+
+
 def check_contents(directory: Path, sealed: Mapping[str, SealedFile]) -> None:
     """Raises InputError where a sealed file is not, byte for byte, the one that was sealed."""
     from eagle3_data.records.checksum import file_checksum

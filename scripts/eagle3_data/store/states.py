@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_data.errors import SampleError
+from eagle3_data.errors import SampleError, StorageError
 from eagle3_data.records import Record, open_regular
+from eagle3_data.system.places import explain_unusable
 
 BITS: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
 TOKEN_IDS: np.dtype[Any] = np.dtype("<i8")
@@ -51,7 +52,8 @@ class States:
 
 
 def open_states(path: Path) -> States:
-    """Map a states file. Raises SampleError where it is no whole safetensors file with the two tensors."""
+    """Map a states file. Raises SampleError where it is no whole safetensors file with the two tensors,
+    StorageError where it may not be read."""
     try:
         with open_regular(path) as file:
             raw = np.memmap(file, dtype=np.uint8, mode="r")
@@ -71,6 +73,8 @@ def open_states(path: Path) -> States:
             _tensor(raw, 8 + length, ids, TOKEN_IDS),
             _provenance(header.metadata.get("provenance", "{}")),
         )
+    except PermissionError as error:
+        raise StorageError(explain_unusable(error, path)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise SampleError(f"{path} is not a whole file of hidden states") from error
 

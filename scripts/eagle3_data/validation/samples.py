@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
-from eagle3_data.errors import Eagle3DataError, SampleError, message_of
+from eagle3_data.errors import InputError, SampleError, message_of
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
@@ -65,7 +65,8 @@ def validate_samples(
 ) -> Verdict:
     """Check every sample: sidecar and checksum, structure, numbers, no state rows shared with another sample
     at another prefix, and the greedy token where `head` is known. Memory is bounded by one sample plus the
-    last states [N, H] of a chunk."""
+    last states [N, H] of a chunk. Raises StorageError where a sample may not be read: that rejects
+    nothing."""
     verdict = Verdict(greedy_unknown=head.reason if isinstance(head, Unknown) else "")
     shared = SharedRows()
     last: list[tuple[str, torch.Tensor, int]] = []
@@ -74,7 +75,7 @@ def validate_samples(
         verdict.tokens += len(sample.token_ids)
         try:
             states, sidecar = _open_checked(sample, store, identity, hidden_size)
-        except Eagle3DataError as error:
+        except SampleError as error:
             verdict.rejected[sample.key] = message_of(error) + (
                 f" ({message_of(error.__cause__)})" if error.__cause__ else ""
             )
@@ -114,7 +115,7 @@ def _open_checked(
     path = store.states_path(sample.key)
     try:
         sidecar, states = store.read_sidecar(sample.key), open_states(path)
-    except Eagle3DataError as error:
+    except (InputError, SampleError) as error:
         raise SampleError(f"unreadable: {message_of(error)}") from error.__cause__
     if not 0 <= sidecar.greedy_token < 2**31:
         raise SampleError(f"greedy-token: the engine's next token cannot have been {sidecar.greedy_token}")
