@@ -33,6 +33,7 @@ from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.system.modes import follow_umask
 from eagle3_data.target import TargetDescription
+from eagle3_data.text import counted
 from eagle3_data.version import workflow_version
 from eagle3_data.vocabulary import draft_vocabulary_map
 
@@ -117,7 +118,7 @@ def main() -> None:
     shutil.rmtree(arguments.output, ignore_errors=True)
     building.rename(arguments.output)
     say(
-        f"{arguments.output}: {rows} rows, {counts.tokens} tokens, states by"
+        f"{arguments.output}: {counted(rows, 'row')}, {counted(counts.tokens, 'token')}, states by"
         f" {', '.join(f'{way} ({n})' for way, n in ways.items())}"
     )
 

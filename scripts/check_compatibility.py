@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find in seconds, before any model is loaded, what would make hidden-state extraction fail."""
+"""Find in seconds, before loading any model, what would make hidden-state extraction fail."""
 
 import argparse
 import json
@@ -26,7 +26,8 @@ INSTALLED_TITLE = "compatibility of the installed packages with this run"
 
 
 def installed(arguments: argparse.Namespace) -> None:
-    """Judge the installed packages with the configured target and the tokenized data (what the rule runs)."""
+    """Check the installed packages against the configured target and the tokenized data (what the rule
+    runs)."""
     from eagle3_data import config
     from eagle3_data.canary.run import foresee_canary
     from eagle3_data.compatibility.run.installed import check
@@ -55,8 +56,8 @@ def installed(arguments: argparse.Namespace) -> None:
 
 
 def write_report(result: Findings, output: Path) -> None:
-    """The record and its page, or on failure siblings: Snakemake deletes the output of a rule that fails, and
-    the reasons with it."""
+    """Write the record and its page. On failure they get other names, since Snakemake deletes the outputs of
+    a failed rule."""
     failed = output.with_name(f"{output.stem}.failed{output.suffix}")
     written = failed if result.failed else output
     result.write(written)
@@ -71,13 +72,14 @@ def write_report(result: Findings, output: Path) -> None:
         )
     )
     raise CompatibilityError(
-        f"extraction would fail ({names}); the remedies are above and in {failed}. To go on knowingly, list"
-        " the id in compatibility.allow"
+        f"extraction would fail ({names}); see the remedies above and in {failed}. To extract all the same,"
+        " list the ids in compatibility.allow"
     )
 
 
 def static(arguments: argparse.Namespace) -> None:
-    """Judge any client code on any vLLM: directories, wheels, or NAME==VERSION. Imports neither."""
+    """Check any client code against any vLLM (a directory, a wheel, or NAME==VERSION), without importing
+    either."""
     cli.end_with_reader()
     started = time.monotonic()
     question = asked(arguments)
@@ -103,7 +105,7 @@ def static(arguments: argparse.Namespace) -> None:
 
 
 def matrix(arguments: argparse.Namespace) -> None:
-    """Judge clients against several vLLM versions and print a table."""
+    """Check clients against several vLLM versions and print a table."""
     cli.end_with_reader()
     question = asked(arguments)
     trees = [releases.open_vllm(place) for place in arguments.vllm or releases.HISTORY]
@@ -152,8 +154,7 @@ def add_question(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=(
-            "code that calls vLLM: directory, file, wheel or NAME==VERSION; by default vLLM's own extraction"
-            " is judged"
+            "code that calls vLLM: a directory, file, wheel or NAME==VERSION (default: vLLM's own extraction)"
         ),
     )
     command.add_argument("--model", help="the target's config.json, or the directory that holds it")
@@ -188,7 +189,9 @@ def parse() -> argparse.Namespace:
             command.add_argument(
                 "--output",
                 required=True,
-                help="report to write (JSON, and a page beside it); on failure NAME.failed.json",
+                help=(
+                    "report to write (JSON, with an HTML page beside it); NAME.failed.json if the check fails"
+                ),
             )
         elif function is static:
             command.add_argument(
@@ -199,14 +202,17 @@ def parse() -> argparse.Namespace:
             command.add_argument(
                 "--history",
                 nargs="*",
-                help="releases to date the findings with; without values, those since 0.11",
+                help=(
+                    "also check these releases, to show when each finding appeared (without values: all"
+                    " since 0.11)"
+                ),
             )
             add_question(command)
         else:
             command.add_argument(
                 "--vllm",
                 nargs="+",
-                help="directories, wheels, or NAME==VERSION; by default the releases since 0.11",
+                help="directories, wheels, or NAME==VERSION (default: the releases since 0.11)",
             )
             add_question(command)
     return parser.parse_args()

@@ -122,7 +122,9 @@ def render_readme(readme: str, schema: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if a file is not what the classes say"
+        "--check",
+        action="store_true",
+        help=("write nothing; exit 1 if a file does not match the configuration classes"),
     )
     arguments = parser.parse_args()
 
@@ -138,7 +140,7 @@ def main() -> int:
     for path in stale:
         if arguments.check:
             print(
-                f"config/{path.name} is not what scripts/eagle3_data/config.py says; run: make documentation",
+                f"config/{path.name} does not match the configuration classes; run: make documentation",
                 file=sys.stderr,
             )
         else:

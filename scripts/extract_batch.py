@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The gate of one batch: succeed where the pass completed it, else fail with the recorded causes. Standard
-library only, so that a thousand gates cost seconds."""
+"""The gate of one batch: succeed if a pass completed it, else fail with the recorded causes. Standard
+library only, so that a thousand gates take seconds."""
 
 import argparse
 import os
@@ -12,14 +12,16 @@ from eagle3_data.log import say
 from eagle3_data.passes.ledger import COMPLETE, BatchOutcome, Gate, Ledger
 
 FULL_TEXTS = 3
-"""So many failed samples are shown with traceback, further ones by their headline."""
+"""How many failed samples are shown with their traceback; of the others, only the headline is shown."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", required=True)
-    parser.add_argument("--fingerprint", required=True, help="the batch's fingerprint in the current plan")
-    parser.add_argument("--ledger", required=True, help="ledger of the pass that was to extract the batch")
+    parser.add_argument("--fingerprint", required=True, help="the batch's current fingerprint")
+    parser.add_argument(
+        "--ledger", required=True, help=("ledger of the pass that should have extracted the batch")
+    )
     parser.add_argument(
         "--output", required=True, help="target to write (JSON): exists only if the batch is complete"
     )
@@ -51,7 +53,7 @@ def main() -> None:
 
 
 def explain(batch: str, ledger: Ledger, outcome: BatchOutcome, path: Path) -> None:
-    """Say why the batch is incomplete: each failed sample, then what kept the rest from being reached."""
+    """Say why the batch is incomplete: each failed sample, then why the rest was not reached."""
     from eagle3_data.passes.batch_records import FailureRecord  # not needed by a gate that succeeds
 
     if outcome.failed:
@@ -75,7 +77,8 @@ def explain(batch: str, ledger: Ledger, outcome: BatchOutcome, path: Path) -> No
 
 
 def shared_cause(batch: str, ledger: Ledger, path: Path) -> str:
-    """What ended the pass early, told by the first gate that asks; a thousand others only say where."""
+    """Why the pass ended early. The first gate gives the whole cause; a thousand others only say where to
+    find it."""
     if not ledger.failure:
         return "no cause was recorded"
     teller = first_to_tell(batch, path.with_suffix(".told"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Find the batches whose samples are all in the store already, whichever run put them there, and write their
-records. No engine."""
+"""Find the batches whose samples are all in the store already, from any run, and write their records. Needs
+no engine."""
 
 import argparse
 import os
@@ -19,6 +19,7 @@ from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription
+from eagle3_data.text import counted
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def main() -> None:
                 outcomes.open_batch(batch, fingerprint, names, set())
         outcomes.finish(None)
         Ledger(**vars(facts), batches=outcomes.batches()).write(arguments.ledger)
-    say(f"{len(outcomes.batches())} batches are complete in the store")
+    say(f"{counted(len(outcomes.batches()), 'batch')} found complete in the store")
 
 
 if __name__ == "__main__":

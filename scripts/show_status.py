@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""Say what a run has done, what failed and why, what runs now, and what to run next. Works from any terminal,
-also while a run holds Snakemake's lock: it only reads records. Standard library only."""
+"""Show what a run has done, what failed and why, what runs now, and what to run next. Works from any
+terminal, also during a run: it only reads records. Standard library only."""
 
 import argparse
 import os
 from collections import Counter
 from pathlib import Path
 from shlex import quote
+from textwrap import indent
 
 from eagle3_data import cli
 from eagle3_data.errors import InputError
 from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
 from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.text import counted, table
 
 SHOWN_CAUSES = 5
 SHOWN_BATCHES = 20
 RETRY, CONTINUE = "After fixing the cause, rerun only what is missing", "Run what is still missing"
 TARGET = "TARGET"
-"""Stands in a command for what it asks for."""
+"""Placeholder for the target in a command."""
 
 
 def main() -> None:
@@ -37,23 +39,25 @@ def main() -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help=f"every batch in the table, not only up to {SHOWN_BATCHES} unfinished ones",
+        help=f"list every batch, not only the first {SHOWN_BATCHES} unfinished ones",
     )
     parser.add_argument(
         "--extraction-id",
         help=(
-            "what counts as extracted (Snakemake gives it, empty where there is none); by default the newest"
-            " pass's"
+            "the extraction whose batches count (Snakemake sets it; empty if the layers are invalid); by"
+            " default, that of the newest pass"
         ),
     )
     parser.add_argument(
         "--failed",
         action="store_true",
-        help="the run of Snakemake that calls this has failed: say where to look, whatever the counts are",
+        help="set by a Snakemake run that failed: name the logs, whatever the counts are",
     )
     parser.add_argument(
         "--command",
-        help=f"the command that calls this, with {TARGET} in place of what it asks for: names the next one",
+        help=(
+            f"the command that was called, with {TARGET} in place of its target; used to suggest the next one"
+        ),
     )
     arguments = parser.parse_args()
     cli.end_with_reader()
@@ -61,12 +65,12 @@ def main() -> None:
     status = RunStatus(results, arguments.extraction_id, arguments.failed)
     if arguments.extraction_id is None and not results.is_dir() and not status.logs.is_dir():
         raise InputError(
-            f"there is no directory {results}; a run's results are in results/<run>, where Snakemake was"
-            " called"
+            f"there is no directory {results}; results are in results/<run>, below the directory where"
+            " Snakemake was called"
         )
     if status.tokens is None:
         if arguments.part != "summary" or arguments.failed:
-            print(f"{results}: nothing is tokenized yet; rules' logs are below {status.logs}")
+            print(f"{results}: nothing is tokenized yet; the logs are in {status.logs}")
         if arguments.failed:
             show_command(status)
         return
@@ -94,15 +98,15 @@ def main() -> None:
 
 
 def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
-    """How many of how many, and what runs now."""
+    """How much is done, and what runs now."""
     done, validated = (
         sum(batch.is_done for batch in status.batches),
         sum(batch.state == "validated" for batch in status.batches),
     )
-    print(f"\n{results}: {done} of {len(status.batches)} batches extracted, {validated} validated")
+    print(f"\n{results}: {done} of {counted(len(status.batches), 'batch')} extracted, {validated} validated")
     print(
-        f"  {tokens.samples} samples, {tokens.tokens:,} tokens; {status.written_bytes / 2**30:.2f} GiB"
-        f" written in {status.passes} passes"
+        f"  {counted(tokens.samples, 'sample')}, {counted(tokens.tokens, 'token')};"
+        f" {status.written_bytes / 2**30:.2f} GiB written in {counted(status.passes, 'pass')}"
     )
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(tokens.dropped.items()))
     if dropped:
@@ -110,7 +114,7 @@ def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
     for remark in tokens.remarks:
         print(f"  tokenization: {remark}")
     for text, batches in Counter(text for one in status.batches for text in one.not_proven).items():
-        print(f"  not proven (of {batches} batch{'' if batches == 1 else 'es'}): {text}")
+        print(f"  not proven (of {counted(batches, 'batch')}): {text}")
     if status.has_training_set:
         print(f"  training set: {results}/training_set")
     for lease in status.running():
@@ -118,14 +122,14 @@ def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
 
 
 def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
-    """The distinct causes, and the logs of the rules that met them."""
+    """The distinct causes, and where their logs are."""
     causes = status.causes()
     for line in refusals[:SHOWN_CAUSES]:
         print(f"  {line}")
     if lost := status.lost:
-        print(f"  {lost.told(status.logs)}")
+        print(f"  {lost.describe(status.logs)}")
     for cause, count in causes.most_common(SHOWN_CAUSES):
-        print(f"  {count} samples: {cause}")
+        print(f"  {counted(count, 'sample')}: {cause}")
     states = {batch.state for batch in status.batches}
     logs = ["check_compatibility.log"] if refusals else []
     if causes or lost:
@@ -138,14 +142,14 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
     if logs:
         print(f"  logs: {', '.join(f'{status.logs}/{name}' for name in logs)}")
     elif failed or not status.running():
-        print(f"  the logs of the rules are below {status.logs}")
+        print(f"  logs: {status.logs}")
 
 
 def show_next(status: RunStatus, command: str) -> None:
-    """What comes after a run that ended well."""
+    """The next step after a successful run."""
     if not all(batch.is_done for batch in status.batches):
         if status.has_report:
-            print(f"  compatible: the check found nothing that would fail ({status.results}/compatibility)")
+            print(f"  compatible: the check found no failures ({status.results}/compatibility)")
         print("  next, to extract the hidden states:")
         print(f"    {command.replace(TARGET, 'extract')}")
     elif not status.has_training_set:
@@ -154,7 +158,7 @@ def show_next(status: RunStatus, command: str) -> None:
 
 
 def show_command(status: RunStatus, purpose: str = RETRY) -> None:
-    """What goes on: the command that was given, as Snakemake tells it, or else the newest pass."""
+    """What to run next: the command that Snakemake was called with, now or for the newest pass."""
     if command := os.environ.get("EAGLE3_DATA_COMMAND") or status.command:
         there = "" if status.directory == Path.cwd() else f"cd {quote(str(status.directory))} && "
         print(f"  {purpose}:")
@@ -165,15 +169,11 @@ def show_command(status: RunStatus, purpose: str = RETRY) -> None:
 
 
 def show_table(batches: list[BatchStatus], everything: bool) -> None:
-    """Batch, state, size, and why."""
+    """Batch, status, size, and why."""
     shown = batches if everything else batches[:SHOWN_BATCHES]
     if shown:
-        print(f"\n  {'batch':<6} {'state':<10} {'samples':>8} {'tokens':>12}")
-    for batch in shown:
-        print(
-            f"  {batch.batch:<6} {batch.state:<10} {batch.samples:>8} {batch.tokens:>12,}"
-            f"  {batch.detail}".rstrip()
-        )
+        rows = [(one.batch, one.state, f"{one.samples:,}", f"{one.tokens:,}", one.detail) for one in shown]
+        print("\n" + indent(table([("batch", "status", "samples", "tokens", ""), *rows], {2, 3}), "  "))
     if len(shown) < len(batches):
         print(f"  ... and {len(batches) - len(shown)} more; --all lists every batch")
     print()

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Look after the store of hidden states: list what is in it, verify every byte, find and delete what no run
-refers to."""
+"""Manage the store of hidden states: list its contents, verify every byte, delete what no run refers to."""
 
 import argparse
 import contextlib
@@ -20,6 +19,7 @@ from eagle3_data.extraction.store_care import (
     verify,
 )
 from eagle3_data.log import say
+from eagle3_data.text import counted, table
 
 COLUMNS = (
     "extraction id",
@@ -33,7 +33,7 @@ COLUMNS = (
     "quarantined",
     "orphan sidecars",
 )
-NUMBERS = COLUMNS.index("samples")
+NUMBERS = range(COLUMNS.index("samples"), len(COLUMNS))
 
 
 def main() -> None:
@@ -42,21 +42,21 @@ def main() -> None:
     common.add_argument("--store", type=Path, default=Path("results/store"))
     common.add_argument("--extraction-id", help="by default all of them")
     commands = parser.add_subparsers(required=True, dest="command")
-    listing = commands.add_parser("list", parents=[common], help="one line an extraction id")
-    listing.add_argument("--tokens", action="store_true", help="count tokens, too: reads every sidecar")
+    listing = commands.add_parser("list", parents=[common], help="one line for each extraction id")
+    listing.add_argument("--tokens", action="store_true", help="also count tokens (reads every sidecar)")
     checking = commands.add_parser(
         "verify",
         parents=[common],
-        help="size and checksum of every sample; exits 1 if one is not what was written",
+        help="check size and checksum of every sample; exits 1 if any is damaged",
     )
     checking.add_argument("--threads", type=int, default=4)
     checking.add_argument(
         "--quarantine",
         action="store_true",
-        help="take bad samples out of the store, so that the next run extracts them again",
+        help="move damaged samples out of the store, so that the next run extracts them again",
     )
     cleaning = commands.add_parser(
-        "gc", parents=[common], help="list what no run refers to, and leftovers of killed writers"
+        "gc", parents=[common], help="list what no run refers to, and what killed writers left behind"
     )
     cleaning.add_argument(
         "--results",
@@ -66,7 +66,7 @@ def main() -> None:
         help="every directory with runs that use this store (default: results)",
     )
     cleaning.add_argument(
-        "--delete", action="store_true", help="delete it; without this option it is only listed"
+        "--delete", action="store_true", help="delete what is listed; without this option, nothing is deleted"
     )
     cleaning.add_argument(
         "--quarantine-days", type=float, default=7.0, help="how long quarantined samples are kept"
@@ -85,16 +85,11 @@ def list_stores(arguments: argparse.Namespace) -> None:
         except (StorageError, InputError) as error:
             unreadable += 1
             say(message_of(error))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(
-            "  ".join(
-                cell.rjust(width) if n >= NUMBERS else cell.ljust(width)
-                for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-        )
+    print(table(rows, NUMBERS))
     if unreadable:
-        raise StorageError(f"{unreadable} extraction ids of {arguments.store} cannot be read; see above")
+        raise StorageError(
+            f"{counted(unreadable, 'extraction id')} of {arguments.store} cannot be read; see above"
+        )
 
 
 def row_of(summary: Summary) -> tuple[str, ...]:
@@ -127,21 +122,17 @@ def verify_stores(arguments: argparse.Namespace) -> None:
             unknown += 1
             say(message_of(error))
     if damaged:
-        told = (
-            "they are quarantined, the next run extracts them again"
+        remedy = (
+            "quarantined, and extracted again by the next run"
             if arguments.quarantine
             else "`verify --quarantine` takes them out of the store"
         )
-        raise SampleError(f"{samples(damaged)} not what was written to {arguments.store}; {told}")
+        raise SampleError(f"{counted(damaged, 'damaged sample')} in {arguments.store}; {remedy}")
     if unknown:
         raise StorageError(
             f"not all of {arguments.store} can be read, see above; have its owner call"
             f" `chmod -R g+rX {arguments.store}`, or verify it as its owner"
         )
-
-
-def samples(count: int) -> str:
-    return "1 sample is" if count == 1 else f"{count} samples are"
 
 
 def collect_garbage(arguments: argparse.Namespace) -> None:
@@ -164,7 +155,7 @@ def collect_garbage(arguments: argparse.Namespace) -> None:
     say(
         "deleted"
         if arguments.delete
-        else "nothing is deleted; --delete does it"
+        else "nothing is deleted; add --delete to delete it"
         if items
         else "there is nothing to delete"
     )

@@ -16,6 +16,7 @@ from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription, require_described
+from eagle3_data.text import counted
 from eagle3_data.validation.head import Head, read_head
 from eagle3_data.validation.samples import Unknown, validate_samples
 from eagle3_data.validation.verdict import BatchVerdict
@@ -60,13 +61,13 @@ def main() -> None:
         for key, reason in verdict.rejected.items():
             say(f"sample {names[key]} ({key}): {reason}")
         raise SampleError(
-            f"{len(verdict.rejected)} of {verdict.samples} samples of batch {arguments.batch} are rejected;"
-            " the same command extracts them again"
+            f"{len(verdict.rejected)} of {counted(verdict.samples, 'sample')} of batch {arguments.batch}"
+            " rejected; run the same command to extract them again"
         )
     record.write(arguments.output)
     say(
-        f"batch {arguments.batch}: {verdict.samples} samples, {verdict.tokens} tokens, none rejected;"
-        f" not proven: {'; '.join(verdict.not_proven())}"
+        f"batch {arguments.batch}: {counted(verdict.samples, 'sample')}, {counted(verdict.tokens, 'token')},"
+        f" none rejected; not proven: {'; '.join(verdict.not_proven())}"
     )
 
 

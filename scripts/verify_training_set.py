@@ -10,6 +10,7 @@ from eagle3_data import cli
 from eagle3_data.assembly.verify import REMEDY, SetSeal, renew_seal, verify
 from eagle3_data.errors import InputError
 from eagle3_data.log import say
+from eagle3_data.text import counted
 
 SHOWN = 20
 
@@ -28,12 +29,11 @@ def main() -> None:
     if count:
         more = f" ({count - SHOWN} more are not shown)" if count > SHOWN else ""
         raise InputError(
-            f"{arguments.directory} is not what was assembled: {count} fault{'s'[: count != 1]}{more};"
-            f" {REMEDY}"
+            f"{arguments.directory} is not as assembled: {counted(count, 'fault')}{more}; {REMEDY}"
         )
     renew_seal(arguments.directory)
     rows = SetSeal.read(arguments.directory / "seal.json").rows
-    say(f"{arguments.directory}: {rows} rows, every byte is what was assembled")
+    say(f"{arguments.directory}: {counted(rows, 'row')}, every byte as assembled")
 
 
 if __name__ == "__main__":

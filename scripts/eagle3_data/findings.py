@@ -83,7 +83,7 @@ def accept(findings: Iterable[Finding], allowed: Iterable[str]) -> tuple[Finding
     return tuple(replace(finding, accepted=finding.id in allowed) for finding in findings)
 
 
-def told_failures(findings: Iterable[Finding]) -> list[str]:
+def describe_failures(findings: Iterable[Finding]) -> list[str]:
     """What fails and was not accepted: id, title and remedy in one line each."""
     failing = (finding for finding in findings if finding.level == "fail" and not finding.accepted)
     return ["; ".join(filter(None, (f"{one.id}: {one.title}", one.remedy))) for one in failing]

@@ -75,7 +75,7 @@ BAD: list[tuple[Callable[[Workflow], None], list[str]]] = [
     (no_chat_template, ["chat template"]),
     (layer_out_of_range, ["layer-out-of-range", "layer id 9 is outside 0..8"]),
     (layer_twice, ["duplicate-layer", "layer id 4 is given twice"]),
-    (last_layer_missing, ["last-layer-missing", "the last layer, 8, must be among the ids"]),
+    (last_layer_missing, ["last-layer-missing", "the ids must include the last layer, 8"]),
 ]
 
 

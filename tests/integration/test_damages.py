@@ -157,7 +157,7 @@ def test_a_damaged_training_set_is_refused_and_the_remedy_works(
     damage(training_set)
     run = finished_set.run("all")
     assert run.returncode != 0
-    assert "results/test/training_set is not what was assembled: " in run.output
+    assert "results/test/training_set is not as assembled: " in run.output
     assert "Delete it and run the same command again" in run.output and "Traceback (most" not in run.output
     assert verify_set(finished_set).returncode == 1
     shutil.rmtree(training_set)

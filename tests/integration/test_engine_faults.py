@@ -36,7 +36,7 @@ def test_a_sample_that_kills_the_engine_fails_alone_and_the_rest_completes(fast:
     assert set(fast.failure_records()) == {poison}
     record = fast.failure_records()[poison]
     assert "was killed by SIGKILL" in record["failure"]["message"]
-    assert record["failure"]["notes"] == ["this sample was with 2 engines that died"]
+    assert record["failure"]["notes"] == ["2 engines died while they had this sample"]
     assert record["attempt"] == 1
     assert record["versions"]["fake"] == "1"
     assert "snakemake" in record["versions"]
@@ -76,7 +76,7 @@ def test_real_vllm_loses_only_the_sample_that_kills_it_the_one_it_cannot_write_a
     assert len(fast.stored()) == 10 - len(records)
     assert 2 <= ledger["model_loads"] <= 3
     killed, refused = records[poison]["failure"], records[too_long.pop()]["failure"]
-    assert killed["notes"] == ["this sample was with 2 engines that died"]
+    assert killed["notes"] == ["2 engines died while they had this sample"]
     assert killed["message"]
     assert refused["message"] == "vLLM refuses this sample"
     assert str(longest) in refused["causes"][0]
@@ -89,7 +89,7 @@ def test_a_hanging_engine_is_ended_and_says_where_it_hung(fast: Workflow) -> Non
     ledger = fast.run_pass()
     assert states_of(ledger) == ["complete", "failed", "complete", "complete", "complete"]
     assert (
-        "the engine hangs: it finished nothing for extraction.stall_timeout_s = 3 s"
+        "the engine hangs: it finished no sample within extraction.stall_timeout_s = 3 s"
         in fast.failure_records()[poison]["failure"]["message"]
     )
     assert "fake_engine.py" in (fast.directory / "engine.log").read_text(), "where each thread was"
@@ -138,7 +138,7 @@ def test_more_samples_that_kill_than_restarts_cost_nobody_else_and_each_pass_get
     fast.config["extraction"]["engine_restarts"] = 2
     first = fast.run_pass()
     assert set(first["deaths"]) >= poisons
-    assert "the same command goes on" in first["failure"]["notes"][-1]
+    assert "run the same command to continue" in first["failure"]["notes"][-1]
     later = [fast.run_pass(number) for number in ("002", "003")]
     assert all(ledger["model_loads"] <= 3 for ledger in later)
     assert set(fast.stored()) == {key for batch in fast.batches() for key in fast.keys(batch)} - poisons

@@ -45,7 +45,7 @@ def test_a_failed_sample_costs_its_batch_only_and_the_same_command_retries_exact
     ):
         assert expected in log
     assert "4 of 5 batches extracted" in failed.output
-    assert "1 samples: SampleError: this sample is poison" in failed.output
+    assert "1 sample: SampleError: this sample is poison" in failed.output
     assert "snakemake" in failed.output.rsplit("rerun only what is missing:", 1)[1]
     fast.faults = {}
     retried = fast.run("extract")
@@ -343,7 +343,7 @@ def test_a_sample_that_validation_rejects_is_quarantined_and_extracted_anew(fast
     assert rejected.returncode != 0
     assert f"({key}): checksum" in fast.log("validate_batch/00003.log")
     summary = rejected.output.rpartition("\nresults/")[2]
-    assert "1 samples: rejected by validation: checksum" in summary
+    assert "1 sample: rejected by validation: checksum" in summary
     assert "logs/test/validate_batch" in summary
     assert not (fast.results / "validation/00003.json").exists()
     mended = fast.run("validate")

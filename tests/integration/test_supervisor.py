@@ -122,7 +122,7 @@ def test_a_pass_whose_lease_another_took_while_it_stood_still_stops(fast: Workfl
     wait_for(has_ended_beside_another, 30)
     assert first.returncode == 0
     assert (
-        "stood still for so long that another took over"
+        "the pass stalled and lost its lease to another"
         in json.loads(fast.ledger("001").read_text())["failure"]["message"]
     )
     assert read_json(lease)["token"] == "another's", "it removes its own lease only"
@@ -193,7 +193,7 @@ def test_status_shows_a_running_pass_while_snakemake_holds_its_lock_and_a_table_
         ["00001", "failed"]
     ]
     assert (
-        "1 samples: SampleError: refused for the test (caused by ValueError: the innermost cause)"
+        "1 sample: SampleError: refused for the test (caused by ValueError: the innermost cause)"
         in table.output
     )
     assert table.output.count("4 of 5 batches extracted") == 1

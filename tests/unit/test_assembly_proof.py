@@ -64,8 +64,8 @@ SPOILED: list[tuple[Callable[[RunPaths], Any], str]] = [
     (lambda run: replace(VERDICT, fingerprint="x").write(run.verdict("00000")), r"\(fingerprint\); delete"),
     (lambda run: replace(VERDICT, extraction_id="x").write(run.verdict("00000")), r"\(extraction_id\)"),
     (lambda run: replace(VERDICT, rejected={"k": "zeros"}).write(run.verdict("00000")), r"\(rejected\)"),
-    (lambda run: replace(GATE, samples=3).write(run.gate("00000")), "is not of this plan's batch; delete"),
-    (lambda run: replace(GATE, fingerprint="x").write(run.gate("00000")), "is not of this plan's batch"),
+    (lambda run: replace(GATE, samples=3).write(run.gate("00000")), "to an earlier configuration; delete"),
+    (lambda run: replace(GATE, fingerprint="x").write(run.gate("00000")), "to an earlier configuration"),
 ]
 
 

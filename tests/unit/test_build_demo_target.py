@@ -398,7 +398,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_no_demo_target_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="is no demo target"):
+    with pytest.raises(InputError, match="is not a demo target"):
         build_demo_target("tiny-llama", CONVERSATIONS, tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 

@@ -60,7 +60,7 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
             "the transformers engine uses one device, tensor_parallel is 8",
         ),
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
-        (changed(tokenization={"date": "2025-13-45"}), "tokenization.date: 2025-13-45 is no date"),
+        (changed(tokenization={"date": "2025-13-45"}), "date: 2025-13-45 is not a calendar date"),
         (changed(tokenization={"date": "01.02.2025"}), "tokenization.date: String should match pattern"),
         (
             changed(compatibility={"allow": ["disk-tigth"]}),

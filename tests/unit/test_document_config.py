@@ -24,7 +24,7 @@ def test_drift_is_found_and_mended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["document_config.py", "--check"])
     assert document_config.main() == 1
     assert (
-        "config/README.md is not what scripts/eagle3_data/config.py says; run: make documentation"
+        "config/README.md does not match the configuration classes; run: make documentation"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "schema.json").exists()

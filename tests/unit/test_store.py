@@ -223,7 +223,7 @@ def test_a_store_that_is_mounted_read_only_is_read_and_said_not_to_be_written(tm
         store.check_readable()
         with store.in_use():
             assert store.keys() == {KEY}
-        with pytest.raises(StorageError, match="is on a file system that is mounted read-only; mount it wr"):
+        with pytest.raises(StorageError, match="is on a read-only file system; mount it wr"):
             store.prepare()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)

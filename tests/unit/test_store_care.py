@@ -148,10 +148,10 @@ def test_verify_names_every_bad_sample_and_its_fault(place):
     done = place.call("verify")
     assert done.returncode == 1
     faults = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert faults[str(flipped.relative_to(place.directory))].startswith("its checksum is ")
+    assert faults[str(flipped.relative_to(place.directory))].startswith("checksum ")
     assert faults[str(cut.relative_to(place.directory))] == "159 bytes, 160 were written"
     assert "cannot be read as a JSON record" in faults[str(garbled.relative_to(place.directory))]
-    assert "3 samples are not what was written to results/store" in done.stderr
+    assert "3 damaged samples in results/store" in done.stderr
 
 
 def test_verify_can_take_bad_samples_out_of_the_store(place):
@@ -290,7 +290,7 @@ def test_nothing_is_deleted_where_a_run_cannot_tell_what_it_needs(place, damage)
 def test_a_directory_without_runs_is_taken_for_a_mistake(place):
     done = place.call("gc", "--delete")
     assert done.returncode == 1
-    assert "results holds no run that was extracted" in done.stderr
+    assert "results holds no extracted run" in done.stderr
 
 
 def test_several_directories_of_runs_may_share_a_store(place):
@@ -386,7 +386,7 @@ def test_a_run_that_starts_during_a_deletion_waits_and_counts_on_nothing_that_is
         assert deleting.stdout.readline().endswith("no run refers to it\n")
         assert deleting.stdout.readline() == "deleting\n"  # of four samples; everything is still there
         with planned.find_stored() as run:
-            assert "waiting for its end" in run.stderr.readline()
+            assert "waiting until it ends" in run.stderr.readline()
             assert not planned.ledger_path.exists()
             deleting.communicate("\n" * len(KEYS))
             run.communicate()

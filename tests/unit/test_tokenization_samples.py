@@ -154,7 +154,5 @@ def test_a_row_that_finds_no_memory_is_named(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(tiny.tokenizer.backend, "encode", encode)
-    with pytest.raises(
-        InputError, match=r"talks\.jsonl, line 1: there is not enough memory to tokenize this row"
-    ):
+    with pytest.raises(InputError, match=r"talks\.jsonl, line 1: not enough memory to tokenize this row"):
         tiny.outcome({"messages": talk("Hi", "Ho")})

@@ -110,18 +110,18 @@ def test_the_place_of_a_row_is_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[{"a": 1}, {"a": ', "line 1: no valid JSON array from element 1 on"),
-        ('[{"a": 1}\n{"a": 2}]', "line 2: no valid JSON array from element 1 on (',' expected)"),
-        ('[{"a": 1},\n]', "line 2: no valid JSON array from element 1 on"),
+        ('[{"a": 1}, {"a": ', "line 1: not a valid JSON array from element 1 on"),
+        ('[{"a": 1}\n{"a": 2}]', "line 2: not a valid JSON array from element 1 on (',' expected)"),
+        ('[{"a": 1},\n]', "line 2: not a valid JSON array from element 1 on"),
         ('[{"a": 1}', "(',' expected)"),
         (
             '[{"a": 1}]\n{"a": 2}',
-            "line 2: no valid JSON array from element 1 on (something follows the array)",
+            "line 2: not a valid JSON array from element 1 on (something follows the array)",
         ),
         ("[nonsense]", "from element 0 on"),
         (
             "[1, " + "[" * 100_000,
-            "no valid JSON array from element 1 on (nested too deeply, and never closed)",
+            "not a valid JSON array from element 1 on (nested too deeply and never closed)",
         ),
     ],
 )

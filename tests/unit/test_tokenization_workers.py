@@ -65,7 +65,7 @@ def test_a_killed_worker_is_told():
             os.kill(os.getpid(), signal.SIGKILL)
         return by_process(row)
 
-    with pytest.raises(Eagle3DataError, match="was killed, mostly for want of memory") as caught:
+    with pytest.raises(Eagle3DataError, match="was killed, probably out of memory") as caught:
         list(map_rows(dies, rows(1000), 2))
     assert "data.sources[0], row 300 (3 characters)" in str(caught.value)
 

@@ -242,7 +242,7 @@ def test_cut_samples_are_counted(tmp_path):
     )
     assert lines_of_summary[:2] == [
         "6 rows: 6 kept, 0 dropped",
-        "  5 samples cut after tokenization.max_length (24) tokens",
+        "  5 samples cut to tokenization.max_length (24)",
     ]
     assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (5, {}, {})
 
@@ -258,7 +258,7 @@ def test_turns_that_are_dropped_from_kept_rows_are_counted(tmp_path):
     )
     assert lines_of_summary[:2] == [
         "3 rows: 3 kept, 0 dropped",
-        "  of these rows 2 turns are not trained: 2 x too-long",
+        "  not trained in these rows: 2 turns (2 x too-long)",
     ]
     assert (record["truncated"], record["dropped"], record["dropped_turns"]) == (0, {}, {"too-long": 2})
 
@@ -270,8 +270,8 @@ def test_rows_that_are_trained_whole_for_want_of_a_mask_are_counted(tmp_path):
     lines_of_summary, record = told(tmp_path, lines(tmp_path / "ids.jsonl", *rows))
     assert lines_of_summary[:3] == [
         "4 rows: 3 kept, 1 dropped",
-        "  1 x duplicate: the same token ids came before (first ids:3)",
-        "  1 rows of token ids without a loss mask: all of their tokens are trained",
+        "  1 x duplicate: same token ids as an earlier sample (first ids:3)",
+        "  1 row of token ids without a loss mask: all their tokens are trained",
     ]
     assert record["without_mask"] == 1
 
@@ -288,16 +288,16 @@ def test_what_kept_rows_have_lost_is_counted_in_ledger_and_summary(tmp_path):
     lines_of_summary, record = told(tmp_path, source)
     assert lines_of_summary[:6] == [
         "4 rows: 2 kept, 2 dropped",
-        "  1 x untrained: the data marks every turn of the assistant as not to be trained (first talks:2)",
-        "  1 x multimodal: images, video or audio belong to the row; to train on its text alone, set the"
+        "  1 x untrained: the data marks every assistant turn as not to be trained (first talks:2)",
+        "  1 x multimodal: the row has images, video or audio; to train on its text alone, set the"
         " source's `multimodal: keep` (first talks:3: <image> in turn 0)",
         "  2 x ignored-field context: a field that has a meaning in known data sets is not used;"
         " if it belongs to the prompt, name it in the source's `system_field`, `input_field` or `tools_field`"
         " (first talks:0)",
         "  2 x missing-field system_field persona: no row has this field, which the configuration names"
         " (first talks:0)",
-        "  1 x untrained-turn: turns of the assistant that the data marks as not to be trained are context"
-        " only (first talks:1)",
+        "  1 x untrained-turn: assistant turns that the data marks as not to be trained are only context"
+        " (first talks:1)",
     ]
     assert record["dropped"] == {"untrained": 1, "multimodal": 1}
     assert record["notices"] == {
@@ -464,10 +464,7 @@ def test_if_nothing_is_kept_the_reasons_are_counted(tmp_path):
     with pytest.raises(InputError) as caught:
         run(tmp_path, source, max_length=20, too_long="drop")
     told = str(caught.value)
-    assert (
-        "none of the 3 rows is kept:\n  2 x too-long: longer than tokenization.max_length (first talks:1: "
-        in told
-    )
+    assert "all 3 rows dropped:\n  2 x too-long: longer than tokenization.max_length (first talks:1: " in told
     assert "\n  1 x empty: " in told
 
 
@@ -561,7 +558,7 @@ def test_the_script_tells_what_it_did(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
     assert (
-        "301 rows: 300 kept, 1 dropped\n  1 x duplicate: the same token ids came before (first"
+        "301 rows: 300 kept, 1 dropped\n  1 x duplicate: same token ids as an earlier sample (first"
         " talks:300)\n300 samples in 1 batches" in result.stderr
     )
     assert "301 rows, " in result.stderr and " rows/s, 1 dropped" in result.stderr

@@ -29,7 +29,9 @@ def require_proof(run: RunPaths, index: BatchIndex, identity: ExtractionIdentity
         fingerprint = identity.batch_fingerprint(entry.fingerprint)
         gate, verdict = Gate.read(run.gate(batch)), BatchVerdict.read(run.verdict(batch))
         if gate.fingerprint != fingerprint or gate.samples != entry.samples - len(gate.left_out):
-            raise InputError(f"{run.gate(batch)} is not of this plan's batch; {_again(run.gate(batch))}")
+            raise InputError(
+                f"{run.gate(batch)} belongs to an earlier configuration; {_again(run.gate(batch))}"
+            )
         expected = {
             "fingerprint": fingerprint,
             "extraction_id": identity.extraction_id,

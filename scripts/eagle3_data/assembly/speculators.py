@@ -29,6 +29,7 @@ from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 from eagle3_data.system.links import link
+from eagle3_data.text import counted
 
 
 def link_states(source: Path, destination: Path) -> str:
@@ -114,8 +115,8 @@ def link_rows(
         for row, name in enumerate(SampleFile(samples).all_names(without)):
             if not store.holds(name.key):
                 raise InputError(
-                    f"sample {name.sample_id} ({name.key}) is no longer in the store {store.directory}; the"
-                    " same command extracts it anew"
+                    f"sample {name.sample_id} ({name.key}) is no longer in the store {store.directory}; run"
+                    " the same command to extract it again"
                 )
             way = link_states(store.states_path(name.key), directory / f"hidden_states/hs_{row}.safetensors")
             ways[way] = ways.get(way, 0) + 1
@@ -148,4 +149,4 @@ def check_with_speculators(directory: Path, rows: int, max_length: int) -> None:
             raise InputError(f"speculators cannot use row {row} of {directory}: {item!r}")
         if not torch.isfinite(item["hidden_states"].float()).all() or not item["loss_mask"].any():
             raise InputError(f"row {row} of {directory} has states that are not finite, or no trained token")
-    say(f"speculators' own loader opens the set: {rows} rows")
+    say(f"checked with speculators' own loader: {counted(rows, 'row')}")

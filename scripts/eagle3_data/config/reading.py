@@ -55,7 +55,7 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
     known = list(_fields_at(cls, problem["loc"][:-1]))
     near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
     return f"  {where}: unknown key; " + (
-        f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+        f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
     )
 
 

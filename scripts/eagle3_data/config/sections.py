@@ -314,7 +314,7 @@ class Tokenization(Section):
         try:
             datetime.date.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"{value} is no date of the calendar") from None
+            raise ValueError(f"{value} is not a calendar date") from None
         return value
 
 

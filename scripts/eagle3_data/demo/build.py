@@ -86,7 +86,7 @@ def _appearing(output: Path) -> Iterator[Path]:
     """A temporary directory beside `output` that takes its place when the block succeeds."""
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     if not is_free and find_json(output / RECORD) is None:
-        raise InputError(f"{output} exists and is no demo target; delete it or choose another --output")
+        raise InputError(f"{output} exists and is not a demo target; delete it or choose another --output")
     output.parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent))
     try:

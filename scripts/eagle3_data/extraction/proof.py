@@ -14,7 +14,7 @@ from eagle3_data.config import Compatibility, Extraction
 from eagle3_data.engines.base import EngineSettings
 from eagle3_data.engines.log import reported_kernels, with_root_cause
 from eagle3_data.errors import CompatibilityError, EngineError, InputError
-from eagle3_data.findings import Finding, Findings, told_failures
+from eagle3_data.findings import Finding, Findings, describe_failures
 from eagle3_data.hashing import hash_bytes, hash_json
 from eagle3_data.log import say
 from eagle3_data.records.failures import Failure, describe_situation
@@ -63,7 +63,7 @@ def prove_devices(
     have been none."""
     found = check_devices(description, extraction, compatibility)
     for finding in found.findings:
-        say(f"{_told(finding)}; {finding.remedy}")
+        say(f"{_describe(finding)}; {finding.remedy}")
     if not found.failed:
         return Proof(True)
     return Proof(
@@ -90,9 +90,9 @@ def prove_engine(
     allowed = sorted(name for name in allow if name.startswith("canary-"))
     verdict = directory / f"{_identity(settings, allowed)}.json"
     if passed := PassedCanary.find(verdict):
-        say("\n  ".join([f"canary: passed before ({verdict})", *map(_told, passed.findings)]))
+        say("\n  ".join([f"canary: passed before ({verdict})", *map(_describe, passed.findings)]))
         return Proof(True, passed.findings, kernels=tuple(passed.kernels))
-    say("canary: a tiny model of the target's architecture goes through the engine first")
+    say("canary: extracting from a tiny model of the target's architecture first")
     failed_verdict = verdict.with_suffix(".failed.json")
     failed_verdict.unlink(missing_ok=True)  # an earlier attempt's words are not this one's
     log_start = log.stat().st_size if log.exists() else 0
@@ -113,7 +113,7 @@ def prove_engine(
     if passed := PassedCanary.find(verdict):
         passed = replace(passed, kernels=reported_kernels(log, log_start), environment=shown_variables())
         passed.write(verdict)
-        say("\n  ".join(["canary: passed", *map(_told, passed.findings)]))
+        say("\n  ".join(["canary: passed", *map(_describe, passed.findings)]))
         return Proof(not stop.is_set(), passed.findings, kernels=tuple(passed.kernels))
     if stop.is_set():
         return Proof(False)
@@ -128,7 +128,7 @@ def prove_engine(
 def _died(how: str, log: Path, log_start: int) -> Finding:
     """The finding of a canary that ended without one: how it ended, and what its log says of the cause."""
     failure = with_root_cause(
-        describe_situation(EngineError, f"the canary's process {how}"), log, start=log_start
+        describe_situation(EngineError, f"the canary process {how}"), log, start=log_start
     )
     return Finding(
         "canary-died",
@@ -143,10 +143,10 @@ def kernels_not_covered(proof: Proof, kernels: Iterable[str]) -> list[Finding]:
     other = [kernel for kernel in kernels if kernel not in proof.kernels]
     if not proof.kernels or not other:
         return []
-    title = f"the target runs with what the canary did not cover: {'; '.join(other)}"
-    remedy = "none needed if validation passes; it proves each sample's last state, and no other layer"
+    title = f"the target uses kernels that the canary did not cover: {'; '.join(other)}"
+    remedy = "none if validation passes, but it proves only the last layer's state of each sample"
     finding = Finding("canary-kernels", "unknown", title, remedy=remedy)
-    say(_told(finding))
+    say(_describe(finding))
     return [finding]
 
 
@@ -172,9 +172,9 @@ def _identity(settings: EngineSettings, allowed: list[str]) -> str:
 
 
 def _failure(message: str, findings: Iterable[Finding]) -> Failure:
-    return describe_situation(CompatibilityError, message, causes=tuple(told_failures(findings)))
+    return describe_situation(CompatibilityError, message, causes=tuple(describe_failures(findings)))
 
 
-def _told(finding: Finding) -> str:
+def _describe(finding: Finding) -> str:
     accepted = " (accepted)" if finding.accepted else ""
     return f"{finding.level}{accepted}: {finding.id}: {finding.title}"

@@ -49,6 +49,7 @@ from eagle3_data.system.devices import take_own_devices
 from eagle3_data.system.environment import shown_variables
 from eagle3_data.system.processes import this_process
 from eagle3_data.target import TargetDescription
+from eagle3_data.text import counted
 from eagle3_data.validation.verdict import BatchVerdict
 from eagle3_data.version import workflow_version
 
@@ -161,24 +162,24 @@ class PassRun:
     def _run_alone(self) -> None:
         write_json(self._store.directory / "identity.json", asdict(self._job.identity))
         if removed := self._store.clean_incoming():
-            say(f"removed the unfinished files of {removed} passes that were killed")
+            say(f"removed the unfinished files of {counted(removed, 'killed pass')}")
         for batch in self._own_batches():
             self._quarantine_rejected(batch)
         self._missing = self._survey()
         for ledger in self._paths.read_ledgers():
             self._crashes.update(ledger.crashes)
         if not self._missing:
-            say("every sample of this stripe is in the store already; the model is not loaded")
+            say("all samples of this stripe are in the store already; no need to load the model")
         elif not self._stop.is_near():
             self._extract()
 
     def _on_loss(self) -> None:
-        """Another pass took over, since this one had stood still: it extracts what is missing, so nothing is
-        worth waiting for."""
-        say("this pass stood still for so long that another took its lease; stopping")
+        """Another pass took over because this one stalled. It extracts the rest, so there is nothing to wait
+        for."""
+        say("this pass stalled and lost its lease to another; stopping")
         told = (
-            "the pass stood still for so long that another took over; what is finished is kept, the other"
-            " goes on"
+            "the pass stalled and lost its lease to another, which extracts the rest; finished samples are"
+            " kept"
         )
         self._stop.failure = self._stop.failure or describe_situation(EngineError, told)
         self._stop.now.set()
@@ -231,10 +232,7 @@ class PassRun:
             return
         for key, reason in verdict.rejected.items():
             self._store.quarantine(key, reason)
-            say(
-                f"batch {batch}: {key} was rejected by validation ({reason}); it is quarantined and extracted"
-                " anew"
-            )
+            say(f"batch {batch}: validation rejected {key} ({reason}); it is quarantined and extracted again")
         path.unlink()
         self._paths.record(batch).unlink(missing_ok=True)
 
@@ -266,7 +264,7 @@ class PassRun:
         incoming = self._store.open_incoming(writer, this_process())
         self._lease.renew_also(incoming / OWNER)
         say(
-            f"{self._missing} samples to extract from {job.description.path}, layers"
+            f"{counted(self._missing, 'sample')} to extract from {job.description.path}, layers"
             f" {' '.join(map(str, job.identity.layers))}; engine output: {job.engine_log}"
         )
         claims = Claims(self._store, writer)
@@ -381,7 +379,7 @@ class PassRun:
         )
         ledger.write(self._ledger)
         say(
-            f"pass {job.number} stripe {job.stripe}: {counts['complete']} batches complete,"
+            f"pass {job.number} stripe {job.stripe}: {counted(counts['complete'], 'batch')} complete,"
             f" {counts['failed']} failed, {counts['not_reached']} not reached"
         )
 

@@ -35,7 +35,7 @@ def open_stores(root: Path, extraction_id: str | None = None) -> list[Store]:
     """The store of each extraction id below `root`, or that of the given one. Raises InputError where there
     is none, StorageError where `root` cannot be read."""
     if not root.is_dir():
-        raise InputError(f"there is no store {root}; name the one of `extraction.store` with --store")
+        raise InputError(f"there is no store {root}; give the directory of `extraction.store` with --store")
     with explained(root):
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     stores = [Store(root, name) for name in names if _is_store(root / name)]
@@ -160,7 +160,7 @@ def fault_of(store: Store, key: str) -> Fault | None:
             return Fault(key, text)
         for file in (sidecar_path, path):
             if not os.access(file, os.R_OK):
-                return Fault(key, f"{file.name} may not be read; it belongs to {owner_of(file)}", False)
+                return Fault(key, f"no permission to read {file.name}; it belongs to {owner_of(file)}", False)
         sidecar = store.read_sidecar(key)
         if (sidecar.key, sidecar.extraction_id) != (key, store.extraction_id):
             return Fault(key, f"its sidecar is that of {sidecar.extraction_id}/{sidecar.key}")
@@ -179,7 +179,7 @@ def file_fault(path: Path, sidecar: Sidecar) -> str:
     if size != expected:
         return f"{size:,} bytes, {expected:,} were written"
     checksum, written = file_checksum(path), sidecar.xxh3_128
-    return "" if checksum == written else f"its checksum is {checksum}, that of what was written {written}"
+    return "" if checksum == written else f"checksum {checksum}, but {written} was written"
 
 
 def _irregular(path: Path) -> str:
@@ -263,8 +263,8 @@ class Run:
                 leases.append((path, state))
             elif path.exists():
                 raise InputError(
-                    f"{path} cannot be read, so it is not known what is being extracted; try again, and"
-                    " delete it if no pass is running"
+                    f"{path} cannot be read, so what is being extracted is unknown; try again, or delete it"
+                    " if no pass is running"
                 )
         return leases
 
@@ -282,7 +282,7 @@ def find_runs(results: Sequence[Path]) -> list[Run]:
         found = [Run(place) for place in places if (place / "extraction").exists()]
         if not found:
             raise InputError(
-                f"{directory} holds no run that was extracted; name the directory of the runs with --results"
+                f"{directory} holds no extracted run; give the directory of the runs with --results"
             )
         runs += found
     for run in runs:
@@ -296,8 +296,8 @@ def refuse_while_running(runs: Iterable[Run], store: Store) -> None:
         for path, lease in run.leases():
             if lease.extraction_id == store.extraction_id and is_live(path, lease):
                 raise InputError(
-                    f"a pass of {run.directory} is extracting {lease.extraction_id}; nothing is deleted"
-                    " before it has ended"
+                    f"a pass of {run.directory} is extracting {lease.extraction_id}; nothing can be deleted"
+                    " until it ends"
                 )
 
 

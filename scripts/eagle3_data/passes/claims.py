@@ -103,7 +103,7 @@ def share(
         else:
             if not elsewhere:
                 say(
-                    f"{claims.holder(request.key)} extracts some of the same samples now: they are left to it"
+                    f"{claims.holder(request.key)} is extracting some of the same samples; leaving them to it"
                 )
             elsewhere.append(request)
     patient_until = time.monotonic() + PATIENCE_S

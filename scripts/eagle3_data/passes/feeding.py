@@ -23,6 +23,7 @@ from eagle3_data.log import say
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.stopping import Stop
 from eagle3_data.records.failures import Failure, describe_situation
+from eagle3_data.text import counted
 
 CRASHES_TO_FAIL = 2
 WAIT_S = 0.5
@@ -135,7 +136,7 @@ class Feeding:
         ):
             self._engine.show_stacks()
             told = (
-                "the engine hangs: it finished nothing for extraction.stall_timeout_s ="
+                "the engine hangs: it finished no sample within extraction.stall_timeout_s ="
                 f" {self._settings.stall_timeout_s:g} s"
             )
             self._engine_died(self._engine.explain(describe_situation(EngineError, told)))
@@ -191,29 +192,30 @@ class Feeding:
         # blame
         if self._stop.now.is_set():
             return
-        say(f"the engine died with {len(taken)} samples\n{failure.render()}")
+        say(f"the engine died while it had {counted(len(taken), 'sample')}\n{failure.render()}")
         for request in taken:
             self.crashes[request.key] += 1
             if (crashes := self.crashes[request.key]) >= CRASHES_TO_FAIL:
                 self._flight.blame(
                     request,
-                    failure.with_note(f"this sample was with {crashes} engines that died"),
+                    failure.with_note(f"{crashes} engines died while they had this sample"),
                 )
             else:
                 self._suspects.append(request)
         if self._has_own_work() or self._others_work:
             if self.loads > self._settings.engine_restarts:
                 told = (
-                    f"the engine was started {self.loads} times (extraction.engine_restarts ="
-                    f" {self._settings.engine_restarts}); the same command goes on with the samples that were"
-                    " with no engine that died, and with more restarts it gets further at once"
+                    f"the engine was started {counted(self.loads, 'time')} (extraction.engine_restarts ="
+                    f" {self._settings.engine_restarts}); run the same command to continue, starting with"
+                    " samples with which no engine has died"
                 )
                 self.failure = failure.with_note(told)
                 say(f"giving up: {told}")
             else:
                 say(
-                    f"starting the engine again ({self.loads} of at most {self._settings.engine_restarts}"
-                    " times); the suspects come last, one at a time"
+                    f"restarting the engine ({self.loads} of at most"
+                    f" {counted(self._settings.engine_restarts, 'restart')}); the samples it had come last,"
+                    " one at a time"
                 )
 
     def _end_engine(self) -> None:

@@ -103,8 +103,8 @@ class Lease:
             if holder is not None and not told:
                 job = f", SLURM job {holder.slurm_job_id}" if holder.slurm_job_id else ""
                 say(
-                    f"another pass is extracting this run (host {holder.host}, process"
-                    f" {holder.pid}{job}); waiting for it, nothing is loaded meanwhile"
+                    f"another pass is extracting this run (host {holder.host}, process {holder.pid}{job});"
+                    " waiting for it, without loading anything"
                 )
                 told = True
             stop.wait(POLL_S)

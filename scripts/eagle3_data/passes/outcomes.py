@@ -26,10 +26,10 @@ from eagle3_data.records.batch_index import SampleName
 from eagle3_data.records.failures import Failure
 
 OWN_REMEDY = (
-    "where the sample itself is to blame: take it out of the data, or go on without it with"
+    "if the sample itself is at fault, remove it from the data, or allow failed samples with"
     " extraction.max_failed_fraction"
 )
-OTHER_REMEDY = "nothing is wrong with the sample: mend the cause and run the same command again"
+OTHER_REMEDY = "the sample is not at fault: fix the cause and run the same command again"
 """Where an engine's log does not tell a better one."""
 
 

@@ -179,7 +179,7 @@ class TokensView:
     def fingerprint(self, batch: str) -> str:
         if batch not in self.batches:
             raise InputError(
-                f"there is no batch {batch}; there are {min(self.batches)} to {max(self.batches)}"
+                f"there is no batch {batch}; the batches are {min(self.batches)} to {max(self.batches)}"
             )
         return self._identity.batch_fingerprint(self.batches[batch].fingerprint) if self._identity else ""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from eagle3_data.findings import Findings, told_failures
+from eagle3_data.findings import Findings, describe_failures
 from eagle3_data.hashing import batch_fingerprint
 from eagle3_data.passes.batch_records import FailureRecord
 from eagle3_data.passes.lease import SILENT_S, LeaseState, is_live
@@ -27,13 +27,14 @@ from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import find_json
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
 from eagle3_data.records.run_paths import RunPaths
+from eagle3_data.text import counted
 from eagle3_data.validation.verdict import BatchVerdict
 
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """`state` is validated, extracted, rejected, failed or pending; `detail` says why, or what comes next;
-    `not_proven` what no proof of its validation covers."""
+    """`state` is validated, extracted, rejected, failed or pending; `detail` says why, or what happens next;
+    `not_proven` lists what no validation proof covered."""
 
     batch: str
     state: str
@@ -49,8 +50,7 @@ class BatchStatus:
 
 @dataclass(frozen=True)
 class LeaseFile:
-    """A lease as it lies there. A killed pass leaves its lease behind, and the next one of its stripe removes
-    it."""
+    """A lease file, of a running pass or left by a killed one (the next pass of that stripe removes it)."""
 
     state: LeaseState
     jobs: int
@@ -68,25 +68,24 @@ class LeaseFile:
 
 @dataclass(frozen=True)
 class LostPass:
-    """The newest pass, where some of its `stripes` (of `jobs`, if that is known) were started and left no
-    ledger."""
+    """The newest pass, if some of its `stripes` (of `jobs`, if known) were started but wrote no ledger."""
 
     number: int
     stripes: frozenset[int]
     jobs: int | None
     surely: bool
-    """Whether it has ended for sure: on another machine a lease looks alive for a minute after its process
+    """Whether it has certainly ended. On another machine, a lease looks alive for a minute after its process
     was killed."""
 
     @property
     def headline(self) -> str:
         return f"pass {self.number:03d} {'ended without a ledger' if self.surely else 'has left no ledger'}"
 
-    def told(self, logs: Path) -> str:
+    def describe(self, logs: Path) -> str:
         guess = (
-            " (killed, or out of memory)"
+            " (killed, probably out of memory)"
             if self.surely
-            else ": if its job is over, it was killed or ran out of memory"
+            else "; if its job has ended, it was killed, probably out of memory"
         )
         return f"{self.headline}{guess}; see {logs}/extract_pass/{self.number:03d}"
 
@@ -95,12 +94,11 @@ class LostPass:
 
 
 class RunStatus:
-    """The state of `results`, as of now. What counts is what belongs to the plan: the batches as they are
-    tokenized now, under one extraction.
+    """The current state of `results`. Only the batches as tokenized now, under one extraction, count.
 
-    `extraction_id` is the configured one, as Snakemake knows it; empty where it is none (impossible layer
-    ids), and then nothing counts. None is from another terminal: what the newest pass extracts is taken for
-    it. `has_failed`: Snakemake asks at the end of a run that failed, so no pass of its own runs any more.
+    `extraction_id` is the configured one, as Snakemake knows it; if empty (invalid layer ids), nothing
+    counts. None means that a user asks from another terminal: then it is that of the newest pass.
+    `has_failed`: Snakemake asks at the end of a failed run, so none of its passes runs any more.
     """
 
     def __init__(self, results: Path, extraction_id: str | None = None, has_failed: bool = False) -> None:
@@ -109,7 +107,7 @@ class RunStatus:
         self._paths = ExtractionPaths(self._run.extraction)
         absolute = Path(os.path.abspath(results))
         self.directory = absolute.parent.parent
-        """The one Snakemake was called in: results are in results/<run> there, logs in logs/<run>."""
+        """Where Snakemake was called: results are in results/<run> there, logs in logs/<run>."""
         self.logs = (Path() if self.directory == Path.cwd() else self.directory) / "logs" / absolute.name
         self.tokens = BatchIndex.find(self._run.batches)
         self._leases = LeaseFile.find_all(self._paths)
@@ -124,8 +122,8 @@ class RunStatus:
         newest_id = newest.extraction_id if newest else ""
         self.extraction_id: str = newest_id if extraction_id is None else extraction_id
         self.command = newest.command if newest else None
-        """What Snakemake was called with when it made the newest pass. None: no pass yet, or one that was
-        called by hand."""
+        """The Snakemake command of the newest pass. None if there is no pass yet, or it was called by
+        hand."""
 
     # ---- batches
 
@@ -143,7 +141,7 @@ class RunStatus:
 
         if rejected := self._rejected.get(batch):
             return status(
-                "rejected", f"{len(rejected)} samples are quarantined and extracted anew by the next pass"
+                "rejected", f"{counted(len(rejected), 'sample')} rejected; the next pass extracts them again"
             )
         gate = Gate.find(self._run.gate(batch))
         if gate and gate.fingerprint == self._fingerprints[batch]:
@@ -157,7 +155,7 @@ class RunStatus:
             left_out = len(gate.left_out)
             return status(
                 "validated" if validated else "extracted",
-                f"without {left_out} failed samples" if left_out else "",
+                f"without {counted(left_out, 'failed sample')}" if left_out else "",
                 tuple(verdict.not_proven) if validated and verdict else (),
             )
         if self._lost and self._is_lost(batch):
@@ -168,7 +166,7 @@ class RunStatus:
         if outcome.state == FAILED:
             return status(
                 "failed",
-                f"{len(outcome.failed)} samples: {self._cause(batch, ledger, outcome.failed[0])}",
+                f"{counted(len(outcome.failed), 'sample')}: {self._cause(batch, ledger, outcome.failed[0])}",
             )
         return status(
             "pending",
@@ -184,7 +182,7 @@ class RunStatus:
 
     @cached_property
     def _newest(self) -> dict[str, tuple[Ledger, BatchOutcome]]:
-        """Of each batch of the plan the newest ledger that mentions it, and what became of it there."""
+        """By current batch, the newest ledger that mentions it, with its outcome there."""
         mentioned = (
             (ledger, batch, outcome) for ledger in self._ledgers for batch, outcome in ledger.batches.items()
         )
@@ -196,7 +194,7 @@ class RunStatus:
 
     @cached_property
     def _rejected(self) -> dict[str, dict[str, str]]:
-        """By batch, why validation rejected which keys."""
+        """By batch, the rejected keys with the reasons."""
         records = {
             path.stem: BatchVerdict.find(path) for path in self.results.glob("validation/rejected/*.json")
         }
@@ -206,12 +204,12 @@ class RunStatus:
 
     @property
     def has_report(self) -> bool:
-        """Whether the compatibility check found nothing that fails."""
+        """Whether the compatibility check passed."""
         return self._run.report.exists()
 
     @property
     def has_training_set(self) -> bool:
-        """Whether one is assembled, of every batch of the plan."""
+        """Whether it is assembled from every current batch."""
         provenance = find_json(self._run.training_set / "provenance.json")
         return bool(
             provenance
@@ -222,13 +220,13 @@ class RunStatus:
     # ---- causes
 
     def refusals(self) -> list[str]:
-        """What the last check of compatibility failed for, if it failed: then there is no report.json."""
+        """Why the last compatibility check failed, if it did (then there is no report.json)."""
         report = None if self.has_report else Findings.find(self._run.failed_report)
-        return told_failures(report.findings) if report else []
+        return describe_failures(report.findings) if report else []
 
     @property
     def lost(self) -> LostPass | None:
-        """The newest pass, if it ended without a word and was to extract what is unfinished."""
+        """The newest pass, if it ended without a ledger and should have extracted an unfinished batch."""
         return (
             self._lost
             if any(not status.is_done and self._is_lost(status.batch) for status in self.batches)
@@ -237,8 +235,8 @@ class RunStatus:
 
     @cached_property
     def _lost(self) -> LostPass | None:
-        """Snakemake makes a pass's log before it starts it, and its folder; the folder goes again with a job
-        that failed."""
+        """Snakemake creates the log of a pass before it starts the job. (It also creates the ledger's folder,
+        but removes that when the job fails.)"""
         started = {
             (int(path.parent.name), int(path.stem)): path
             for path in self.logs.glob("extract_pass/[0-9]*/[0-9]*.log")
@@ -259,12 +257,12 @@ class RunStatus:
         return LostPass(newest, frozenset(stripes), jobs, all(stripes.values())) if stripes else None
 
     def _may_still_begin(self, log: Path) -> bool:
-        """Whether a pass without a lease has just started, or waits for another."""
+        """Whether a pass without a lease has just started, or is waiting for another."""
         return any(lease.live for lease in self._leases) or time.time() - log.stat().st_mtime < SILENT_S
 
     def _is_lost(self, batch: str) -> bool:
-        """Whether the lost pass was to extract the batch: what earlier passes met is then no longer what kept
-        it."""
+        """Whether the lost pass should have extracted the batch: then the failures of earlier passes no
+        longer explain why it is unfinished."""
         mentioned = self._newest.get(batch)
         return bool(
             self._lost
@@ -273,8 +271,8 @@ class RunStatus:
         )
 
     def causes(self) -> Counter[str]:
-        """The distinct causes in validation and in each unfinished batch's newest pass, with how many samples
-        each cost."""
+        """The distinct causes, from validation and from the newest pass of each unfinished batch, with the
+        number of samples affected."""
         causes: Counter[str] = Counter()
         examples: dict[str, str] = {}
         for rejected in self._rejected.values():
@@ -294,14 +292,14 @@ class RunStatus:
         return causes
 
     def _cause(self, batch: str, ledger: Ledger, failed: FailedSample) -> str:
-        """Of a failed sample. The path in the ledger is relative to where the pass ran, so it is made
-        anew."""
+        """Why a sample failed. The path in the ledger is relative to where the pass ran, so it is not
+        used."""
         path = self._paths.failure(batch, ledger.number, failed.key)
         record = FailureRecord.find(path)
         return record.failure.summary if record else f"see {path}"
 
     def running(self) -> list[LeaseState]:
-        """The leases of passes that live."""
+        """The leases of running passes."""
         return [lease.state for lease in self._leases if lease.live]
 
 
@@ -310,7 +308,7 @@ def _pass_number(record: PassFacts) -> int:
 
 
 def describe_running(lease: LeaseState) -> str:
-    """One line about a running pass, with the time it still takes at its pace so far."""
+    """One line about a running pass, with an estimate of the time left."""
     job = f", SLURM job {lease.slurm_job_id}" if lease.slurm_job_id else ""
     line = f"pass {lease.number} stripe {lease.stripe} on {lease.host}{job}: {lease.phase}"
     if lease.extracting_since is None or lease.phase != "extracting":
@@ -318,7 +316,7 @@ def describe_running(lease: LeaseState) -> str:
     elapsed_s = max(lease.updated_at - lease.extracting_since, 1e-9)
     done = lease.extracted + lease.failed
     line += (
-        f", {done} of {lease.to_extract} samples, {lease.failed} failed,"
+        f", {done:,} of {counted(lease.to_extract, 'sample')}, {lease.failed:,} failed,"
         f" {lease.tokens / elapsed_s:,.0f} tokens/s"
     )
     return f"{line}, about {_duration(elapsed_s / done * (lease.to_extract - done))} left" if done else line

@@ -75,8 +75,8 @@ class Stop:
         elif self._end_at is not None and time.time() > self._end_at - self._before_end_s:
             self._because(
                 EngineError,
-                f"the job's walltime ends in {max(0, self._end_at - time.time()):.0f} s; the same command"
-                " goes on from here",
+                f"the job's walltime ends in {max(0, self._end_at - time.time()):.0f} s; run the same"
+                " command to continue",
             )
 
     def _because(self, kind: type[Eagle3DataError], message: str) -> None:

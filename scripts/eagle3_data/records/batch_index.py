@@ -62,4 +62,4 @@ class BatchIndex(Record):
     def __post_init__(self) -> None:
         for name in self.batches:
             if not re.fullmatch("[0-9]{5,9}", name):
-                raise MisfitError(f"holds a batch {name[:20]!r}, whose name is no number", "batches")
+                raise MisfitError(f"has a batch named {name[:20]!r}, which is not a number", "batches")

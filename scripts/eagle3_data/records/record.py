@@ -90,7 +90,7 @@ def read_json(path: str | os.PathLike[str], remedy: str = START_OVER) -> JsonObj
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as a JSON record; {remedy}") from error
     if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
-        raise InputError(f"{path} has another format version than {FORMAT_VERSION}; {remedy}")
+        raise InputError(f"{path} does not have format version {FORMAT_VERSION}; {remedy}")
     return record
 
 

@@ -52,7 +52,7 @@ class Sidecar(Record):
     `xxh3_128` are those of the states file. Further keys say how it was made, for people."""
 
     on_damage: ClassVar[str] = (
-        "`scripts/store.py verify --quarantine` takes it out, and the next run extracts its sample again"
+        "run `scripts/store.py verify --quarantine` to remove it; the next run extracts the sample again"
     )
 
     key: str
@@ -208,7 +208,7 @@ class Store:
                     break
                 except BlockingIOError:
                     if not waits:
-                        say(f"store.py gc is deleting samples from {self.directory}; waiting for its end")
+                        say(f"store.py gc is deleting samples from {self.directory}; waiting until it ends")
                     waits = True
                     time.sleep(POLL_S)
                 except OSError:  # a file system without locks
@@ -226,10 +226,10 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StorageError(
-                    f"{self.directory} is in use by {self._users()}; nothing is deleted before that has ended"
+                    f"{self.directory} is in use by {self._users()}; nothing can be deleted until that ends"
                 ) from None
             except OSError:
-                say(f"{self.directory} is on a file system without locks: start no run before this has ended")
+                say(f"{self.directory} is on a file system without locks: do not start a run until this ends")
             yield
 
     def _users(self) -> str:

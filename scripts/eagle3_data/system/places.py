@@ -44,7 +44,7 @@ def explain_unusable(error: OSError, path: Path | None = None, setting: str = ""
     other = f"set {setting} to another directory" if setting else "choose another place"
     blocking = existing_parent(place)
     if error.errno == errno.EROFS:
-        return f"{place} is on a file system that is mounted read-only; mount it writable, or {other}"
+        return f"{place} is on a read-only file system; mount it writable, or {other}"
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
             f"{place}: permission denied; {blocking} belongs to {owner_of(blocking)}; have the owner call"

@@ -97,8 +97,8 @@ def read_model_config(directory: Path) -> dict[str, Any]:
                 " transformers does not read; use the checkpoint in transformers' format, with a config.json"
             )
         raise InputError(
-            f"{directory} has no config.json, so it is no model checkpoint; target.path must be the directory"
-            " that holds it"
+            f"{directory} has no config.json, so it is not a model checkpoint; target.path must be the"
+            " directory that contains it"
         )
     return read_json_object(path)
 
@@ -189,7 +189,7 @@ def check_tokenizer_files(directory: Path) -> None:
             continue
         try:
             if not path.is_file() or not path.stat().st_size:
-                raise InputError(f"{path} is empty or no file; download the checkpoint again")
+                raise InputError(f"{path} is empty or not a file; download the checkpoint again")
             if is_lfs_pointer(path):
                 raise InputError(f"{path} is a git-lfs pointer, not the file itself; run `git lfs pull`")
         except OSError as error:

@@ -28,8 +28,8 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int | None) -> list
             (
                 "duplicate-layer",
                 (
-                    f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures a layer once and"
-                    " dies in the first forward pass"
+                    f"layer id {', '.join(map(str, repeated))} is given twice; vLLM captures each layer once"
+                    " and crashes in the first forward pass"
                 ),
             )
         )
@@ -52,10 +52,7 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int | None) -> list
         problems.append(
             (
                 "layers-not-ascending",
-                (
-                    "vLLM returns states in ascending order of layer id, whatever is asked; list the ids"
-                    " ascending"
-                ),
+                ("vLLM always returns states in ascending order of layer id; list the ids in that order"),
             )
         )
     if num_hidden_layers is not None and num_hidden_layers not in layers:
@@ -63,8 +60,8 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int | None) -> list
             (
                 "last-layer-missing",
                 (
-                    "trainers take the last slot as the source of the targets, so the last layer,"
-                    f" {num_hidden_layers}, must be among the ids"
+                    "trainers compute the targets from the last slot, so the ids must include the last"
+                    " layer, {num_hidden_layers}"
                 ),
             )
         )
@@ -90,7 +87,7 @@ def resolve_layers(
             ""
             if requested is not None
             else (
-                "\n  the default layers do not fit so shallow a model; set extraction.layers, such as"
+                "\n  the model is too shallow for the default layers; set extraction.layers, such as"
                 f" {[min(1, num_hidden_layers - 1), num_hidden_layers]}"
             )
         )

@@ -21,6 +21,7 @@ from eagle3_data.progress import Progress
 from eagle3_data.records import write_json
 from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
+from eagle3_data.text import counted
 from eagle3_data.tokenization.batches import BatchWriter
 from eagle3_data.tokenization.ledger import LedgerWriter
 from eagle3_data.tokenization.placement import (
@@ -69,12 +70,12 @@ class Tokenized:
         dropped = sum(record["dropped"].values())
         return "\n".join(
             (
-                f"{record['rows']} rows: {record['rows'] - dropped} kept, {dropped} dropped",
+                f"{counted(record['rows'], 'row')}: {record['rows'] - dropped:,} kept, {dropped:,} dropped",
                 *(f"  {line}" for line in self.remarks),
                 (
-                    f"{record['samples']} samples in {len(record['batches'])} batches, {record['tokens']}"
-                    f" tokens, {record['trained_tokens']} of them trained; longest sample {record['longest']}"
-                    " tokens"
+                    f"{counted(record['samples'], 'sample')} in {counted(len(record['batches']), 'batch')},"
+                    f" {counted(record['tokens'], 'token')}, {record['trained_tokens']:,} of them trained;"
+                    f" longest sample: {counted(record['longest'], 'token')}"
                 ),
             )
         )
@@ -224,4 +225,4 @@ def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> dict[str, A
 def _nothing_kept(ledger: LedgerWriter) -> str:
     if not ledger.rows:
         return "the sources hold no rows at all; check data.sources"
-    return "\n  ".join((f"none of the {ledger.rows} rows is kept:", *ledger.explain_drops()))
+    return "\n  ".join((f"all {counted(ledger.rows, 'row')} dropped:", *ledger.explain_drops()))

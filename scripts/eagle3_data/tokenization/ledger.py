@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eagle3_data.text import counted
 from eagle3_data.tokenization.placement import PlacedSample
 from eagle3_data.tokenization.reading.rows import NOTICES, REASONS, Drop, Outcome
 
@@ -134,13 +135,12 @@ class LedgerWriter:
         turns = ", ".join(f"{count} x {reason}" for reason, count in self.dropped_turns.most_common())
         untrained = self.dropped_turns.total()
         lines = {
-            f"of these rows {untrained} turns are not trained: {turns}": untrained,
-            f"{self.truncated} samples cut after tokenization.max_length ({max_length}) tokens": (
+            f"not trained in these rows: {counted(untrained, 'turn')} ({turns})": untrained,
+            f"{counted(self.truncated, 'sample')} cut to tokenization.max_length ({max_length})": (
                 self.truncated
             ),
-            f"{self.without_mask} rows of token ids without a loss mask: all of their tokens are trained": (
-                self.without_mask
-            ),
+            f"{counted(self.without_mask, 'row')} of token ids without a loss mask: all their tokens are"
+            " trained": (self.without_mask),
         }
         return [line for line, count in lines.items() if count] + [
             f"{noticed.count} x {label}: {NOTICES[noticed.code]} (first {noticed.first})"

@@ -116,8 +116,8 @@ class RowTokenizer:
             return Outcome(row.source, row.index, name, dropped=(Drop("", drop.reason, drop.detail),))
         except MemoryError:
             raise InputError(
-                f"{source.path}, {row.place}: there is not enough memory to tokenize this row; give the rule"
-                " more, or take the row out"
+                f"{source.path}, {row.place}: not enough memory to tokenize this row; give the rule more, or"
+                " remove the row"
             ) from None
         except Exception as error:
             error.add_note(f"while tokenizing {source.path}, {row.place}")

@@ -89,8 +89,8 @@ def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes
         rows = [row for chunk, _ in chunks_under_way for row in chunk]
         suspects = _suspects(rows, rows_under_way)
         raise Eagle3DataError(
-            f"a tokenizing process was killed, mostly for want of memory; {suspects}; give the rule more"
-            " memory or fewer --processes, or take out a row that is too large"
+            f"a tokenizing process was killed, probably out of memory; {suspects}; give the rule more memory"
+            " or fewer --processes, or remove rows that are too large"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -112,7 +112,7 @@ def _suspects(rows: list[Row], under_way: Any) -> str:
         f"data.sources[{row.source}], {row.place}" + (f" ({len(row.text):,} characters)" if row.text else "")
         for row in found[:SHOWN_ROWS]
     )
-    return "then under way: " + "; ".join(told) if found else "no row was under way"
+    return "being tokenized: " + "; ".join(told) if found else "no row was being tokenized"
 
 
 def _start_worker(tokenize: Tokenize, under_way: Any, slots: Any) -> None:

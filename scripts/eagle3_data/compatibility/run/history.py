@@ -11,6 +11,7 @@ from eagle3_data.compatibility.run.static import Question, check_tree
 from eagle3_data.compatibility.source.client import Client
 from eagle3_data.compatibility.source.source_tree import SourceTree
 from eagle3_data.findings import Finding, Findings
+from eagle3_data.text import table
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,4 @@ def render_matrix(cells: Sequence[Cell]) -> str:
         ["vLLM", *clients],
         *([version, *(words[client, version] for client in clients)] for version in versions),
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table(rows)

@@ -175,7 +175,7 @@ class MessageStyle:
         if not isinstance(parsed, dict):
             raise DropError(
                 "template-refused",
-                "a tool call's arguments are no JSON object, which the chat template needs",
+                "a tool call's arguments are not a JSON object, which the chat template needs",
             )
         return parsed
 

@@ -118,7 +118,7 @@ def _history(fields: Fields) -> Turns:
         elif isinstance(item, (list, tuple)) and len(item) == 2:
             turns += [*_as_turns(item[0], "user"), *_as_turns(item[1], "assistant")]
         else:
-            raise BadRowError(f"field {HISTORY!r} is no list of messages or of pairs of prompt and response")
+            raise BadRowError(f"field {HISTORY!r} is not a list of messages or of prompt/response pairs")
     return turns
 
 

@@ -82,7 +82,8 @@ def _array_elements(number: int, path: Path, file: BinaryIO) -> Iterator[Row]:
     except ValueError as error:
         where = f"{path}, line {window.line}"
         raise InputError(
-            f"{where}: no valid JSON array from element {index} on ({error}); what follows cannot be read, so"
+            f"{where}: not a valid JSON array from element {index} on ({error}); what follows cannot be"
+            " read, so"
             " repair the file"
         ) from None
 
@@ -132,7 +133,7 @@ class _Window:
                 if end := self._end_of_nested():
                     return self._taken(end)
                 if self._exhausted:
-                    raise ValueError("nested too deeply, and never closed") from None
+                    raise ValueError("nested too deeply and never closed") from None
             else:
                 if (
                     self._exhausted or self._text[end : end + 1] in BEHIND_ELEMENT

@@ -9,24 +9,23 @@ from typing import Any
 REASONS = {
     "bad-row": "the row cannot be read as its layout says",
     "not-drawn": "left out by the source's weight",
-    "empty": "there is no turn, or no turn of the assistant says anything",
-    "no-assistant-turn": "there is no turn of the assistant to train on",
-    "untrained": "the data marks every turn of the assistant as not to be trained",
-    "rejected-answer": "the data marks the answer as one that was rejected",
+    "empty": "the conversation has no turns, or every assistant turn is empty",
+    "no-assistant-turn": "no assistant turn to train on",
+    "untrained": "the data marks every assistant turn as not to be trained",
+    "rejected-answer": "the data marks the answer as rejected",
     "multimodal": (
-        "images, video or audio belong to the row; to train on its text alone, set the source's `multimodal:"
-        " keep`"
+        "the row has images, video or audio; to train on its text alone, set the source's `multimodal: keep`"
     ),
     "template-refused": "the target's chat template raised an error",
     "not-shown": "the chat template does not show all that the turn says",
     "rewritten": "the chat template changes the turn's text",
-    "unclear-turn": "where the turn begins or ends cannot be told for certain",
+    "unclear-turn": "where the turn begins or ends is not certain",
     "token-mismatch": "the trained tokens would not read as the turn's text",
-    "outside-vocabulary": "a token id that the target model has no embedding for",
-    "no-trained-token": "nothing trained is left within tokenization.max_length, or nothing precedes it",
+    "outside-vocabulary": "a token id beyond the target model's vocabulary",
+    "no-trained-token": "no trained token within tokenization.max_length, or nothing precedes it",
     "too-long": "longer than tokenization.max_length",
-    "duplicate": "the same token ids came before",
-    "near-duplicate": "almost the same turns came before",
+    "duplicate": "same token ids as an earlier sample",
+    "near-duplicate": "almost the same turns as an earlier row",
 }
 """Reason codes of the ledger, and what they mean."""
 
@@ -36,14 +35,14 @@ NOTICES = {
         " the source's `system_field`, `input_field` or `tools_field`"
     ),
     "missing-field": "no row has this field, which the configuration names",
-    "untrained-turn": "turns of the assistant that the data marks as not to be trained are context only",
-    "training-flag": "turns of others are marked as to be trained; only the assistant's are",
+    "untrained-turn": "assistant turns that the data marks as not to be trained are only context",
+    "training-flag": "the data marks turns of others as trained; only assistant turns are",
     "chosen-answer": "of a chosen and a rejected answer, the chosen one is trained",
     "hidden-reasoning": (
         "the chat template does not show the reasoning of trained turns;"
         " `tokenization.hidden_reasoning: own_row` gives each a row in which it does"
     ),
-    "rewritten-call-id": "ids of calls are rewritten to the form that the chat template demands",
+    "rewritten-call-id": "tool call ids are rewritten to the form that the chat template requires",
     "text-of-multimodal": "images, video or audio are left out, and the text is kept",
 }
 """What may be said of kept rows, in the ledger and in the summary."""
