@@ -70,7 +70,7 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
             changed(compatibility={"allow": ["nonsense"]}),
             "compatibility.allow: there is no finding 'nonsense'; copy the id from the report",
         ),
-        (changed(run="store"), "extraction.store (results/store) and the run's own results/store lie in one"),
+        (changed(run="store"), "extraction.store (results/store) and the run's own results/store overlap"),
         (changed(target={"path": " "}), "target.path: is empty; set it to the checkpoint's directory"),
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],
@@ -97,9 +97,9 @@ def test_a_store_among_the_runs_own_outputs_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("results/demo/extraction")
-    with pytest.raises(ConfigError, match="lie in one another"):
+    with pytest.raises(ConfigError, match="overlap"):
         load_config(changed(extraction={"store": store}))
-    with pytest.raises(ConfigError, match="lie in one another"):
+    with pytest.raises(ConfigError, match="overlap"):
         load_config(changed(extraction={"store": str(tmp_path / store)}))
     for beside in ("results/demo-store", "results/other/store", str(tmp_path.parent / "store")):
         load_config(changed(extraction={"store": beside}))

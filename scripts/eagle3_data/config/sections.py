@@ -41,7 +41,7 @@ def _numbers_from_text(value: Any) -> Any:
 
 EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 AnyArguments = Annotated[dict[str, Any], BeforeValidator(_numbers_from_text)]
-"""Arguments that are handed on to a library as they are."""
+"""Arguments passed to a library unchanged."""
 
 
 class Target(Section):
@@ -49,15 +49,15 @@ class Target(Section):
 
     path: str = Field(
         description=(
-            "Directory of the checkpoint (config.json, safetensors, tokenizer), a model's folder in the"
-            " Hugging Face cache (`models--owner--name`), or the id `owner/name` of a model that was"
-            " downloaded there. `demo/tiny-llama` and `demo/tiny-kimi` are built on the spot."
+            "Directory of the checkpoint (config.json, safetensors, tokenizer), a model folder of the"
+            " Hugging Face cache (`models--owner--name`), or the id `owner/name` of a model already"
+            " downloaded to that cache. `demo/tiny-llama` and `demo/tiny-kimi` are built on demand."
         )
     )
     trust_remote_code: bool = Field(
         False,
         description=(
-            "Let transformers and vLLM run Python code that lies in the checkpoint. Its hash enters the"
+            "Allow transformers and vLLM to run the checkpoint's own Python code. Its hash is part of the"
             " fingerprint."
         ),
     )
@@ -78,98 +78,94 @@ class Source(Section):
 
     path: str = Field(
         description=(
-            "File (`.json`, `.jsonl`, `.csv` or `.tsv`, each also as `.gz` or `.zst`; `.parquet`), a pattern"
-            " such as `data/*.jsonl`, a folder of such files or one that `datasets` can load, or"
-            " `hub:owner/name` of the Hugging Face hub. A CSV file's first line names the fields; turns in it"
-            " are JSON text. In tables (Parquet, saved and hub datasets) a tool argument that is null is left"
-            " out: the format gives every row the arguments of all rows, so null and absent are the same"
-            " there."
+            "File (`.json`, `.jsonl`, `.csv` or `.tsv`, each also as `.gz` or `.zst`; `.parquet`), a"
+            " pattern such as `data/*.jsonl`, a folder of such files or one that `datasets` can load, or"
+            " `hub:owner/name` for a dataset of the Hugging Face hub. The first line of a CSV file names"
+            " the fields; turns are JSON text. In tables (Parquet, saved and hub datasets), tool arguments"
+            " that are null are left out, since the format cannot tell null from absent."
         )
     )
     name: str = Field(
-        "", description="Name in sample ids and in the ledger; by default the file name without its ending."
+        "", description="Name in sample ids and in the ledger (default: the file name without its extension)."
     )
-    split: str = Field("train", description="Split to read, where the source is a dataset with several.")
+    split: str = Field("train", description="Split to read, if the dataset has several.")
     config_name: str = Field(
-        "", description="Configuration (subset) to read, where a dataset of the hub has several."
+        "", description="Configuration (subset) to read, if the hub dataset has several."
     )
     revision: str = Field(
-        "", description="Branch, tag or commit of a dataset of the hub; by default its main branch."
+        "", description="Branch, tag or commit of the hub dataset (default: its main branch)."
     )
     layout: Literal["auto", "sharegpt", "messages", "prompt_response", "text", "tokens"] = Field(
         "auto",
         description=(
             "What a row holds: `sharegpt` (from/value), `messages` (OpenAI role/content), `prompt_response`,"
-            " `text` (the chat template is already applied), `tokens` (`input_ids`, and `loss_mask` if not"
-            " all are trained), or `auto`: told by each row's fields."
+            " `text` (with the chat template already applied), `tokens` (`input_ids`, and `loss_mask`"
+            " unless all tokens are trained), or `auto`: decided by the fields of each row."
         ),
     )
     field: str = Field(
         "",
-        description=(
-            "Field of a row that holds the turns, the prompt, the text or the ids; by default the usual"
-            " names."
-        ),
+        description=("Field that holds the turns, prompt, text or token ids (default: the usual names)."),
     )
     response_field: str = Field(
         "",
         description=(
-            "Field with the response, for `prompt_response`; by default `response`, `completion` and the"
-            " like."
+            "Field with the response, for `prompt_response` (default: `response`, `completion` and similar"
+            " names)."
         ),
     )
     mask_field: str = Field(
         "",
         description=(
-            "Field with the loss mask, for `tokens`: 0 and 1, or labels with -100; every row must have it. By"
-            " default the first there is of `loss_mask`, `assistant_masks`, `completion_mask` and `labels`; a"
-            " row without any is trained whole, and counted."
+            "Field with the loss mask, for `tokens`: 0 and 1, or labels with -100; every row must have it."
+            " By default, the first of `loss_mask`, `assistant_masks`, `completion_mask` and `labels` that"
+            " a row has; all tokens of a row with none of them are trained, and such rows are counted."
         ),
     )
     system_field: str = Field(
         "",
         description=(
-            "Field with the system prompt beside the turns; by default `system`, `system_prompt` or"
-            " `system_message`. A system turn of the conversation's own takes its place."
+            "Field with the system prompt, if it is not among the turns (default: `system`, `system_prompt`"
+            " or `system_message`). A system turn in the conversation takes precedence."
         ),
     )
     input_field: str = Field(
         "",
         description=(
-            "For `prompt_response`: field with what the prompt is about, which is put behind it in a line of"
-            " its own; by default `input` (Alpaca) or `context` (Dolly)."
+            "For `prompt_response`: field with the prompt's input, appended to the prompt on its own line"
+            " (default: `input`, as in Alpaca, or `context`, as in Dolly)."
         ),
     )
     tools_field: str = Field(
-        "tools", description="Field with the descriptions of the tools, a list or its JSON text."
+        "tools", description="Field with the tool descriptions, as a list or as JSON text."
     )
     trained: Literal["turns", "all"] = Field(
         "turns",
         description=(
-            "For `text`: train the assistant's `turns`, found by the target's own generation prompt and stop"
+            "For `text`: train the assistant's `turns`, found by the target's generation prompt and stop"
             " tokens, or `all` of the text."
         ),
     )
     multimodal: Literal["drop", "keep"] = Field(
         "drop",
         description=(
-            "What becomes of rows with images, video or audio, which cannot be tokenized (in fields, in parts"
-            " of a turn, or as a placeholder such as `<image>` in a question): `drop` them, or `keep` their"
-            " text."
+            "Rows with images, video or audio (in fields, in parts of a turn, or as a placeholder such as"
+            " `<image>` in a question) cannot be tokenized: `drop` them, or `keep` only their text."
         ),
     )
-    limit: int | None = Field(None, ge=1, description="Read only so many rows.")
+    limit: int | None = Field(None, ge=1, description="Read at most this many rows.")
     weight: float = Field(
         1.0,
         gt=0,
         le=1,
         description=(
-            "Share of the rows to use, drawn by a hash of their number: the same ones in every run, whatever"
-            " is appended."
+            "Fraction of the rows to use, chosen by a hash of the row number: every run uses the same rows,"
+            " even after more are appended."
         ),
     )
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(
-        default_factory=dict, description="Further role names and what they mean, such as `{bot: assistant}`."
+        default_factory=dict,
+        description=("Additional role names and their meaning, such as `{bot: assistant}`."),
     )
 
     @model_validator(mode="before")
@@ -193,9 +189,9 @@ class Data(Section):
         gt=0,
         le=1,
         description=(
-            "Share of the rows to train on; the rest, whole conversations drawn by hash, is put last for"
-            " validation. `speculators train --train-data-ratio` cuts exactly there if given the same number"
-            " (its default is 0.9)."
+            "Fraction of the rows to train on. The rest, whole conversations chosen by hash, comes last and"
+            " is for validation: give `speculators train --train-data-ratio` the same number (its default"
+            " is 0.9)."
         ),
     )
 
@@ -214,8 +210,8 @@ class Data(Section):
             for source, weight in zip(given, weights, strict=True)
         )
         raise ValueError(
-            f"a weight of {max(weights):g} would repeat rows, and each row is taken once at most; for the"
-            f" same mixture set the weights {shares}, and train {max(weights):g} times as many epochs"
+            f"a weight of {max(weights):g} would repeat rows, but each row is used at most once; for the"
+            f" same mixture, set the weights {shares}, and train {max(weights):g} times as many epochs"
         )
 
     @model_validator(mode="after")
@@ -235,8 +231,8 @@ class Tokenization(Section):
     train_on: Literal["all", "last", "each"] = Field(
         "all",
         description=(
-            "Assistant turns to train: `all` of a conversation, the `last` one, or `each` one in a row of its"
-            " own that ends with it."
+            "Which assistant turns of a conversation to train: `all`, only the `last`, or `each` in its own"
+            " row that ends with it."
         ),
     )
     near_duplicates: float | None = Field(
@@ -244,8 +240,8 @@ class Tokenization(Section):
         gt=0,
         le=1,
         description=(
-            "Drop a conversation whose turns share at least this part of their word 5-grams (estimated"
-            " Jaccard index) with an earlier one. About 5 kB of memory a row."
+            "Drop a conversation if the estimated Jaccard similarity of its word 5-grams to those of an"
+            " earlier one is at least this. Takes about 5 kB of memory per row."
         ),
     )
     train_end_of_turn: bool = Field(
@@ -257,46 +253,50 @@ class Tokenization(Section):
     date: str = Field(
         "2025-01-01",
         pattern=r"^\d{4}-\d{2}-\d{2}$",
-        description="Today, for templates that print it: the same data gives the same tokens on every day.",
+        description=(
+            "The current date, for templates that print it; fixed, so that the same data always gives the"
+            " same tokens."
+        ),
     )
     template_arguments: AnyArguments = Field(
         default_factory=dict,
-        description="Further variables of the chat template, such as `{enable_thinking: false}`.",
+        description="Additional variables for the chat template, such as `{enable_thinking: false}`.",
     )
     reasoning_markers: tuple[
         tuple[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]], ...
     ] = Field(
         (("<think>", "</think>"), ("◁think▷", "◁/think▷")),
-        description=(
-            "Texts around reasoning. A pair with nothing between them is the template's scaffold and not"
-            " trained."
-        ),
+        description=("Markers around reasoning. An empty pair comes from the template and is not trained."),
     )
     hidden_reasoning: Literal["leave_out", "own_row"] = Field(
         "leave_out",
         description=(
-            "Turns whose reasoning the chat template does not show, mostly all but the last: they are trained"
-            " without it, or `own_row` gives each a row that ends with it, if it is shown there."
+            "What to do with turns whose reasoning the chat template leaves out (usually all but the last):"
+            " train them without it, or (`own_row`) give each its own row that ends with the turn, if the"
+            " template shows the reasoning there."
         ),
     )
     on_unclear_turn: Literal["untrained", "drop"] = Field(
         "untrained",
         description=(
-            "A turn whose place in the rendering cannot be proved, or that the template does not show as it"
-            " is: it alone is context and not trained, or the whole conversation is dropped."
+            "What to do with a turn whose place in the rendered text is not certain, or whose text the"
+            " template changes: leave only this turn `untrained`, or `drop` the conversation."
         ),
     )
     on_bad_row: Literal["error", "drop"] = Field(
-        "error", description="A row that cannot be read stops the rule, or is dropped and counted."
+        "error",
+        description=(
+            "What to do with a row that cannot be read: stop with an `error`, or `drop` and count it."
+        ),
     )
     batch_tokens: int = Field(
-        200_000, ge=1, description="Tokens of a batch, the unit of retry and validation."
+        200_000, ge=1, description="Tokens per batch, the unit of retry and validation."
     )
     batches: int | None = Field(
         None,
         ge=1,
         description=(
-            "Number of batches, instead of `batch_tokens`. Appended rows then change all of them, but no"
+            "Number of batches, instead of `batch_tokens`. Appending rows then changes every batch, but no"
             " sample."
         ),
     )
@@ -329,78 +329,85 @@ class Extraction(Section):
     layers: tuple[int, ...] | None = Field(
         None,
         description=(
-            "Layer ids to capture, ascending, the last layer included; by default 2, L//2, L-3 and L of an"
-            " L-layer model."
+            "Layer ids to capture, in ascending order and including the last layer (default: 2, L//2, L-3"
+            " and L for a model with L layers)."
         ),
     )
     layer_convention: Literal["vllm", "speculators-0.3"] = Field(
         "vllm",
         description=(
-            "How `layers` counts. `vllm`: k = after k decoder layers. `speculators-0.3` (to 0.4): k = after"
-            " the layer of index k."
+            "How `layers` counts. `vllm`: k means after k decoder layers. `speculators-0.3` (up to 0.4): k"
+            " means after the layer with index k."
         ),
     )
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16",
         description=(
-            "Data type of model and states. Trainers want bfloat16; float32 is for proofs on the CPU."
+            "Data type of the model and the states. Trainers expect bfloat16; float32 is for exact"
+            " comparisons on the CPU."
         ),
     )
-    tensor_parallel: int = Field(1, ge=1, description="Devices the model is split over.")
+    tensor_parallel: int = Field(1, ge=1, description="Number of devices the model is split over.")
     jobs: int = Field(
         1,
         ge=1,
         description=(
             "Independent jobs that share the batches, each with its own devices and its own copy of the"
-            " model. On one machine a small model is extracted faster by several jobs than by one that is"
-            " split over all devices."
+            " model. For a small model, several jobs are faster than one split over all devices."
         ),
     )
     store: str = Field(
-        "results/store", description="Directory of the content-addressed store; runs may share it."
+        "results/store", description="Directory of the content-addressed store, which runs may share."
     )
     in_flight_tokens: int = Field(
         65_536,
         ge=1,
         description=(
-            "Tokens handed to the engine and not yet committed; bounds host memory: a token's states are held"
-            " up to four times (in the worker, as it is written, in the page cache, as it is checked)."
+            "Maximum number of tokens sent to the engine but not yet committed. Limits host memory: up to"
+            " four copies of a token's states exist at a time (in the worker, while writing, in the page"
+            " cache, while checking)."
         ),
     )
     write_timeout_s: float = Field(
-        600, gt=0, description="How long a finished request's file may take to appear."
+        600, gt=0, description="Time limit for the file of a finished request to appear."
     )
-    load_timeout_s: float = Field(7200, gt=0, description="How long the engine may take to load the model.")
+    load_timeout_s: float = Field(7200, gt=0, description="Time limit for the engine to load the model.")
     stall_timeout_s: float = Field(
         900,
         gt=0,
-        description="An engine that finishes no sample for so long hangs: it is ended and started again.",
+        description=(
+            "An engine that finishes no sample for this long is considered hung, and is killed and restarted."
+        ),
     )
     engine_restarts: int = Field(
         3,
         ge=0,
-        description="How often a pass starts an engine again that died or hung. Each time loads the model.",
+        description=(
+            "How often a pass restarts an engine that died or hung. Each restart loads the model again."
+        ),
     )
     disk_reserve_gib: float = Field(
-        1, ge=0, description="The pass stops cleanly when less than this is free where the store is."
+        1,
+        ge=0,
+        description=("The pass stops cleanly when the store's file system has less free space than this."),
     )
     stop_before_end_s: float = Field(
-        120, ge=0, description="In a SLURM job, the pass stops cleanly so long before the walltime ends."
+        120, ge=0, description="In a SLURM job, the pass stops cleanly this long before the walltime ends."
     )
     max_failed_fraction: float = Field(
         0,
         ge=0,
         lt=1,
         description=(
-            "Share of a batch's samples that may fail by their own fault: it is complete without them, and"
-            " the training set's provenance lists them. A full disk, a write error, or whatever ends a pass"
-            " early is not theirs: what it cost is retried."
+            "Fraction of a batch's samples that may fail: the batch is then complete without them, and the"
+            " training set's provenance lists them. Only failures of the samples themselves count; what a"
+            " full disk, a write error or an early end of the pass prevented is retried."
         ),
     )
     engine_arguments: AnyArguments = Field(
         default_factory=dict,
         description=(
-            "Further arguments of the engine: of the vLLM engine those of `vllm.LLM`, the transformers engine"
+            "Additional engine arguments: for the vLLM engine, those of `vllm.LLM`; the transformers engine"
             " takes none."
         ),
     )
@@ -441,13 +448,13 @@ class Compatibility(Section):
         "inline",
         description=(
             "`inline`: the job first extracts from a tiny random model of the target's architecture, and"
-            " loads the target only if that is right."
+            " loads the target only if the result is correct."
         ),
     )
     allow: tuple[str, ...] = Field(
         (),
         description=(
-            "Ids of findings accepted knowingly, those of the canary too; they stay in the report and in the"
+            "Ids of findings, also of the canary, that you accept. They stay in the report and in the"
             " training set's provenance."
         ),
     )
@@ -455,8 +462,8 @@ class Compatibility(Section):
         None,
         gt=0,
         description=(
-            "Memory of one device, to check that its share of the weights fits; by default that of this"
-            " machine's GPUs, if it has any."
+            "Memory of one device, to check that its share of the weights fits (default: that of this"
+            " machine's GPUs, if any)."
         ),
     )
 
@@ -485,7 +492,8 @@ class TrainingSet(Section):
         None,
         ge=1,
         description=(
-            "Size of the draft model's vocabulary; by default no map is made and the draft uses the target's."
+            "Size of the draft model's vocabulary. By default, no map is written and the draft uses the"
+            " target's vocabulary."
         ),
     )
 
@@ -496,13 +504,13 @@ class Config(Section):
     run: str = Field(
         "demo",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="Name of the run: results/<run>, logs/<run>.",
+        description="Name of the run; its files are in results/<run> and logs/<run>.",
     )
     private: bool = Field(
         False,
         description=(
-            "Whether only you may read what is written from now on: store, results and logs. Otherwise the"
-            " umask decides, as for any program."
+            "Whether only you may read the store, results and logs written from now on. Otherwise, your"
+            " umask decides."
         ),
     )
     target: Target
@@ -519,9 +527,8 @@ class Config(Section):
         for outputs in (run.results, run.logs):
             if _overlap(store, os.path.realpath(outputs)):
                 raise ValueError(
-                    f"extraction.store ({self.extraction.store}) and the run's own {outputs} lie in one"
-                    " another: what the run makes again would delete states; move the store, or rename the"
-                    " run"
+                    f"extraction.store ({self.extraction.store}) and the run's own {outputs} overlap, so"
+                    " rerunning a rule could delete states; move the store, or rename the run"
                 )
         bound, longest = self.extraction.in_flight_tokens, self.tokenization.max_length
         if bound < longest:
