@@ -90,26 +90,30 @@ class Bench:
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(self.target)
         tokenizer.save_pretrained(self.target)
 
-    def config(self, store: Path) -> str:
+    def config(self, place: Path) -> str:
+        """A configuration file in `place`, with a store of its own."""
         sections = {
             "target": {"path": str(self.target)},
             "data": {"sources": [{"path": str(self.work / "rows.jsonl"), "layout": "tokens"}]},
             "tokenization": {"max_length": self.tokens},
             "extraction": {
                 "engine_arguments": ENGINE_ARGUMENTS,
-                "store": str(store),
+                "store": str(place / "store"),
                 "in_flight_tokens": max(65_536, self.tokens),
             },
             "compatibility": {"canary": "off"},
         }
-        return json.dumps(sections)
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / "config.json"
+        file.write_text(json.dumps(sections), encoding="utf-8")
+        return str(file)
 
     def make_run(self, samples: int) -> tuple[Path, str]:
         """A fresh run's directory with target.json and tokens/, and its configuration with a store of its
         own."""
         self._count += 1
         place = self.work / f"run-{self._count}"
-        results, config = place / "results/bench", self.config(place / "store")
+        results, config = place / "results/bench", self.config(place)
         tokenized = self.work / f"tokenized-{samples}"
         if tokenized.exists():
             shutil.copytree(tokenized, results)
