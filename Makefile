@@ -8,13 +8,13 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make extract        set up .venv, then extract the hidden states of config/config.yaml (the embedded demo)'
-	@echo 'make slurm-demo     the same as jobs of a real SLURM cluster, brought up for it on this machine (root, Debian)'
+	@echo 'make extract        set up .venv, then extract the hidden states of the embedded demo (config/config.yaml)'
+	@echo 'make slurm-demo     the same on a real SLURM cluster that is started on this machine (needs root and Debian)'
 	@echo 'make test           lint and all tests, the slow ones (real vLLM, real Snakemake) included'
 	@echo 'make test-fast      the tests that take seconds'
-	@echo 'make test-nightly   the tests too long for every run: full-size canaries, eight workers, large data'
-	@echo 'make lint           formatting, style, types, which module may import which, generated files'
-	@echo 'make documentation  write config/README.md and config/schema.json anew from the configuration classes'
+	@echo 'make test-nightly   the longest tests: full-size canaries, eight workers, large data'
+	@echo 'make lint           formatting, style, types, allowed imports, generated files'
+	@echo 'make documentation  generate config/README.md and config/schema.json from the configuration classes'
 	@echo 'make environment    set up .venv only'
 	@echo
 	@echo 'ACCELERATOR=cuda sets up .venv for NVIDIA GPUs instead of the CPU.  PYTHON=python3.12 makes it from another Python.'
@@ -55,13 +55,13 @@ ifeq ($(filter $(ACCELERATOR),cpu cuda),)
 $(error ACCELERATOR is cpu or cuda, not '$(ACCELERATOR)')
 endif
 
-# .venv is compared with the pins each time (half a second): envs/check.py says 0 = as pinned, 2 = pip can mend it, else (no .venv, too) = make it anew.
+# .venv is compared with the pins each time (half a second): envs/check.py says 0 = as pinned, 2 = pip can fix it, else (also without .venv) = make it again.
 environment: GROUPS = $(ACCELERATOR)
 development: GROUPS = $(ACCELERATOR) dev
 environment development:
 	@.venv/bin/python envs/check.py $(GROUPS) 2>/dev/null; case $$? in \
 	    0) exit 0 ;; \
-	    2) echo 'environment: .venv is not as pinned in envs/; pip brings it up to date' ;; \
+	    2) echo 'environment: .venv does not match the pins in envs/; updating it with pip' ;; \
 	    *) $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	           { echo "environment: $(PYTHON) is not Python 3.11 to 3.13; name one that is: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }; \
 	       echo 'environment: making .venv (some minutes and 3 GB; 7 to 9 GB with a CUDA build of torch)'; \

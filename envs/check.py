@@ -1,7 +1,7 @@
 """Is the running Python's environment the pinned one, and whole?   python envs/check.py cpu|cuda [dev]
 
-Prints what differs. Exit code 0: nothing does. 2: pip can mend it in place. 1, also when this program itself
-cannot run: it must be made anew. Compares versions and files with the pins and with pip's records, and
+Prints what differs. Exit code 0: nothing does. 2: pip can fix it in place. 1, also if this program itself
+cannot run: it must be made again. Compares versions and files with the pins and with pip's records, and
 imports nothing, so it takes half a second and works where imports fail.
 """
 
@@ -50,8 +50,8 @@ def deviations(pins, installed):
 
 
 def lost_files(distribution):
-    """Files of a distribution that are gone or, though they should not be, empty. pip's records tell; some
-    wheels record wrong sizes."""
+    """Files of a distribution that are gone or, though they should not be, empty. pip's records show them;
+    some wheels record wrong sizes."""
     site = str(distribution.locate_file(""))
     for path, _, size, *_ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         if size in ("", "0") or path.endswith(".pyc"):  # compiled here, or meant to be empty
@@ -69,7 +69,7 @@ def damages(accelerator, installed):
     if Path(sys.executable).parent.parent != Path(sys.prefix):
         # A half-deleted .venv: its python then speaks, and would install, for the Python that it was made
         # from.
-        yield f"{sys.executable} uses {sys.prefix}: this is no environment of its own"
+        yield f"{sys.executable} uses {sys.prefix}: this is not a virtual environment"
         return
     if "pip" not in installed:
         yield "pip is not installed"

@@ -66,7 +66,7 @@ except Eagle3DataError as error:
 IS_DEMO_TARGET = CONFIG.target.path in ("demo/tiny-llama", "demo/tiny-kimi")
 WATCHER = PassWatcher(PATHS.extraction)
 RESULTS, LOGS = str(PATHS.results), str(PATHS.logs)
-# What a user calls to go on: for records written by jobs, which are other processes, perhaps on other machines.
+# The command that continues this run: for records written by jobs, which are other processes, perhaps on other machines.
 os.environ.setdefault(
     "EAGLE3_DATA_COMMAND",
     join(["snakemake", *("extract" if argument == "status" else argument for argument in sys.argv[1:])]),
@@ -112,7 +112,7 @@ def target_path(wildcards):
 
 
 def target_state(wildcards):
-    """Where the target really lies, and what its files are: times alone do not tell of a link that leads
+    """Where the target really lies, and what its files are: times alone do not show that a link leads
     elsewhere, or of files that were replaced by older ones."""
     try:
         return "demo" if IS_DEMO_TARGET else state_of(locate_target(CONFIG.target.path))

@@ -39,7 +39,7 @@ rule extract_pass:
         ancient("<results>/tokens/samples.parquet"),
         ancient("<results>/tokens/batches.json"),
         ancient("<results>/target.json"),
-        "<results>/compatibility/report.json",  # never ancient: Snakemake 9.27 then drops the pass if the report is made anew in the same run
+        "<results>/compatibility/report.json",  # never ancient: Snakemake 9.27 then drops the pass if the report is made again in the same run
     output:
         "<results>/extraction/passes/{ledger}.json",
     log:

@@ -10,6 +10,7 @@ from eagle3_data import cli
 from eagle3_data.errors import InputError, SampleError, headline
 from eagle3_data.log import say
 from eagle3_data.passes.ledger import COMPLETE, BatchOutcome, Gate, Ledger
+from eagle3_data.text import counted
 
 FULL_TEXTS = 3
 """How many failed samples are shown with their traceback; of the others, only the headline is shown."""
@@ -45,7 +46,7 @@ def main() -> None:
         )
     if outcome.left_out:
         say(
-            f"batch {arguments.batch} goes on without {len(outcome.left_out)} failed samples"
+            f"batch {arguments.batch} is complete without {counted(len(outcome.left_out), 'failed sample')}"
             " (extraction.max_failed_fraction)"
         )
     gate = Gate(arguments.batch, arguments.fingerprint, arguments.ledger, outcome.samples, outcome.left_out)
@@ -83,7 +84,7 @@ def shared_cause(batch: str, ledger: Ledger, path: Path) -> str:
         return "no cause was recorded"
     teller = first_to_tell(batch, path.with_suffix(".told"))
     if teller != batch:
-        return f"the cause is told by batch {teller}, and in {path}"
+        return f"for the cause, see the log of batch {teller}, or {path}"
     return ledger.failure.render()
 
 

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def find_head(target: Path, trust_remote_code: bool) -> Head | Unknown:
-    """The end of the target's model, or why it cannot be had: then nothing is rejected for it."""
+    """The end of the target's model, or why it is not available: then no sample is rejected for it."""
     try:
         return read_head(target, trust_remote_code)
     except InputError as error:

@@ -49,5 +49,5 @@ def run(main: Callable[[], None]) -> NoReturn:
 
 
 def end_with_reader() -> None:
-    """For programs that only print: `| head` ends them without a word, as it ends any other."""
+    """For programs that only print: `| head` ends them silently, as it does any other."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -62,8 +62,8 @@ def causes_of(error: BaseException) -> list[BaseException]:
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The system's error number, also of libraries in Rust (safetensors), which tell it in words: "... (os
-    error 28)"."""
+    """The system's error number. Libraries in Rust (safetensors) give it only in the text: "... (os error
+    28)"."""
     if isinstance(error, OSError):
         return error.errno
     found = OS_ERROR.search(str(error))

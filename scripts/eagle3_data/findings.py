@@ -1,5 +1,5 @@
-"""What a check found: three-valued (fails, may fail, cannot tell), with both places, the first version and a
-remedy. Standard library only."""
+"""The findings of a check: each fails, may fail or is unknown, and has its places in client and vLLM, the
+first affected version and a remedy. Standard library only."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_an_engine_that_does_not_start_fails_every_batch_for_one_recorded_cause(
     told = [batch for batch in fast.batches() if "Traceback" in fast.log(f"extract_batch/{batch}.log")]
     assert len(told) == 1, "the cause is told once"
     assert all(
-        f"told by batch {told[0]}" in fast.log(f"extract_batch/{batch}.log")
+        f"see the log of batch {told[0]}" in fast.log(f"extract_batch/{batch}.log")
         for batch in fast.batches()
         if batch not in told
     )

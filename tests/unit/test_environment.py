@@ -165,7 +165,7 @@ def test_a_half_deleted_environment_is_not_taken_for_the_python_it_was_made_from
         check=False,
     )
     assert result.returncode == ANEW
-    assert "this is no environment of its own" in result.stdout
+    assert "this is not a virtual environment" in result.stdout
 
 
 def test_an_environment_without_pip_needs_a_fresh_one(environment):

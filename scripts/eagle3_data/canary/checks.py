@@ -11,7 +11,7 @@ canary-batch               a sample comes out right alone, and otherwise among o
 canary-parity              anything else that differs from transformers; `unknown` where transformers in
                            bfloat16 differs from itself in float32 as much
 canary-greedy-token        the last state is right, but does not give the engine's next token; `unknown` where
-                           transformers' norm and head are not to be had
+                           transformers' norm and head are not available
 canary-reference           transformers cannot compute the small model: its states are compared with nothing
 """
 
@@ -44,7 +44,7 @@ MAX_WRONG_TOKENS = 0.25
 """Part of a piece's tokens that may be off so far: in bfloat16 a close decision of a random router flips now
 and then, for single tokens; a lost chunk, another sample or another layer is wrong everywhere."""
 PIECE = 16
-"""Tokens, at least, by which a sample is judged: the shortest lost chunk that is told from flips."""
+"""Tokens, at least, by which a sample is judged: the shortest lost chunk that is explained from flips."""
 LOST_PART = 0.5
 """Of a step's tokens, from which on the step is lost, and not some tokens in it."""
 DIFFUSE = {"canary-parity", "canary-chunk"}
@@ -172,7 +172,7 @@ class _Judge:
 
     def is_noise(self, answer: Answer, fault: Fault) -> bool:
         """Whether transformers' own rounding, twice, would be called wrong at this place, too: a bound that
-        cannot tell the engine's fault from rounding."""
+        cannot distinguish an engine fault from rounding."""
         if self._settings.dtype == "float32" or fault.id not in DIFFUSE:
             return False
         errors = self._own_errors(answer.request.token_ids)[:, fault.layer]
@@ -310,8 +310,8 @@ def _findings(
 
 def _finding(name: str, title: str, noise: bool = False) -> Finding:
     if noise:
-        told = f"{title}; but so are transformers' own in bfloat16, so this says nothing of the engine"
-        return Finding("canary-parity", "unknown", told, remedy=NOISE_REMEDY)
+        explained = f"{title}; but so are transformers' own in bfloat16, so this says nothing of the engine"
+        return Finding("canary-parity", "unknown", explained, remedy=NOISE_REMEDY)
     return Finding(id=name, level="fail", title=title, remedy=REMEDY)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from eagle3_data.engines.language_model import decoder_layers
 
 Kind = tuple[Any, ...]
-"""What tells a layer from one of another kind; equal for layers that differ in their weights alone."""
+"""Identifies the kind of a layer; equal for layers that differ only in their weights."""
 MAX_KINDS = 8
 LEADING = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "max_window_layers")
 """Names in config.json of how many layers, the first ones, are of some kind."""

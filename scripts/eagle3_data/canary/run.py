@@ -96,7 +96,7 @@ def _build(target: Path, directory: Path, settings: EngineSettings) -> Blueprint
 
 
 def foresee_canary(target: Path, tensor_parallel: int, trust_remote_code: bool) -> list[Finding]:
-    """What the canary of the checkpoint `target` will not be able to tell, before any engine starts."""
+    """What the canary of the checkpoint `target` will not be able to judge, before any engine starts."""
     config = read_model_config(target)
     try:
         missing = missing_layers(design_canary(target, tensor_parallel, trust_remote_code))
@@ -122,7 +122,7 @@ def _foresee_head(target: Path, trust_remote_code: bool) -> list[Finding]:
 
 
 def not_built(error: Exception) -> Finding:
-    """There is no small model, for a reason that is no fault of the target or of the engine."""
+    """The small model cannot be built, through no fault of the target or the engine."""
     title = f"transformers cannot build a small model of the target's architecture: {_with_causes(error)}"
     remedy = (
         "nothing proves the engine before the load; install a transformers that knows the architecture, or"
@@ -237,12 +237,12 @@ def _engine_failed(name: str, title: str, word: Any, process: EngineProcess, dea
         )
     else:
         failure = describe_situation(EngineError, f"an answer that nobody asked for: {word!r}")
-    told = failure.headline + "".join(f"; caused by {cause}" for cause in failure.causes)
-    if not torch.cuda.is_available() and NO_KERNEL.search(told):
+    cause_text = failure.headline + "".join(f"; caused by {cause}" for cause in failure.causes)
+    if not torch.cuda.is_available() and NO_KERNEL.search(cause_text):
         title = (
             "this machine lacks a kernel that the architecture needs, so the target cannot run on it either;"
-            f" nothing is said against the target or this vLLM on a GPU: {told}"
+            f" nothing is said against the target or this vLLM on a GPU: {cause_text}"
         )
         return Finding(id=name, level="fail", title=title, remedy=NO_KERNEL_REMEDY)
     remedy = failure.remedy or f"see the engine's output in {process.log}"
-    return Finding(id=name, level="fail", title=f"{title}: {told}", remedy=remedy)
+    return Finding(id=name, level="fail", title=f"{title}: {cause_text}", remedy=remedy)

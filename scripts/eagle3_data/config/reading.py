@@ -37,13 +37,13 @@ def validate(cls: type[AnySection], values: Any, place: str = "config") -> AnySe
         problems = error.errors()
         places = [problem["loc"] for problem in problems]
         # a list whose only item is wrong is reported as too short, too
-        told = [
+        shown = [
             p
             for p in problems
             if p["type"] != "too_short" or not any(loc[: len(p["loc"])] == p["loc"] != loc for loc in places)
         ]
         raise ConfigError(
-            f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in told)
+            f"{place} is not valid:\n" + "\n".join(_explain(cls, problem) for problem in shown)
         ) from None
 
 

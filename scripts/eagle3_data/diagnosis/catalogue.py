@@ -19,14 +19,14 @@ ENGINE_DIED = fault(
     "engine-died",
     r"EngineDeadError|died unexpectedly|engine core exited unexpectedly|exit ?code:? -\d+|Failed core"
     r" proc\(s\): \{'.*': -\d+\}",
-    "a process of the engine was gone all at once, without a word: killed from outside, most often by the"
-    " host running out of memory",
+    "a process of the engine disappeared without an error: killed from outside, most often because the"
+    " host ran out of memory",
     "look at the kernel's or the scheduler's log for an out-of-memory kill; then run the same command again",
 )
 BARE_ERROR = fault(
     "bare-error",
     r"",
-    "an error without text, so that everything that passes on only the text says nothing",
+    "an error without a message, so reports of the message alone are empty",
     "read the statement that raised it, and the traceback in the excerpt: it is the condition that did not"
     " hold",
 )

@@ -68,8 +68,8 @@ def diagnose(text: str) -> Diagnosis:
         if chain.raised[0].cut and chain.raised[0].level not in HANDLED_LEVELS
     ]
     chains = [chain for chain in chains if not chain.raised[0].cut]
-    told = [root for chain in chains if (root := _root(chain)) is not None]
-    candidates = [_of_exception(root) for root in told if root.level not in HANDLED_LEVELS]
+    roots = [root for chain in chains if (root := _root(chain)) is not None]
+    candidates = [_of_exception(root) for root in roots if root.level not in HANDLED_LEVELS]
     candidates += _in_lines(lines)
     if candidates:
         return _diagnosis(min(candidates, key=lambda candidate: candidate.line))
@@ -121,15 +121,15 @@ def _in_lines(lines: Sequence[LogLine]) -> list[_Candidate]:
 
 
 def _diagnosis(candidate: _Candidate) -> Diagnosis:
-    told = candidate.words + (f" (at {candidate.place})" if candidate.place else "")
+    cause = candidate.words + (f" (at {candidate.place})" if candidate.place else "")
     if candidate.fault is None:
         remedy = (
             "no known fault: the excerpt is the first traceback that is neither noise nor an echo; start"
             " there"
         )
-        return Diagnosis(_cut(told), None, remedy, candidate.excerpt)
+        return Diagnosis(_cut(cause), None, remedy, candidate.excerpt)
     return Diagnosis(
-        _cut(f"{candidate.fault.meaning}: {told}"),
+        _cut(f"{candidate.fault.meaning}: {cause}"),
         candidate.fault.id,
         candidate.fault.remedy,
         candidate.excerpt,
@@ -201,8 +201,8 @@ def _of_cut(raised: Raised) -> Diagnosis:
     deepest = f"; the last statement it shows is `{raised.source}`" if raised.source else ""
     place = f" (at {_where(raised)})" if _where(raised) else ""
     remedy = (
-        "the log ends or breaks off inside of a traceback: look for the rest in the other logs, and how the"
-        " process ended (exit code, scheduler, kernel log)"
+        "the log ends inside a traceback: look for the rest in the other logs, and how the process ended"
+        " (exit code, scheduler, kernel log)"
     )
     return Diagnosis(
         _cut(f"a traceback that is cut off before its exception{deepest}{place}"),
@@ -250,7 +250,7 @@ def _unknown(lines: Sequence[LogLine]) -> Diagnosis:
         return Diagnosis(
             "unknown: the log is empty",
             None,
-            "see whether the process started at all, and how it ended (exit code, scheduler)",
+            "check whether the process started at all, and how it ended (exit code, scheduler)",
             "",
         )
     last = next(

@@ -46,7 +46,7 @@ FAULTS = (
         r"only supported on GPUs with compute capability|compute capability\b[^\n]*(?:required|at least|or"
         r" higher|not"
         r" supported)|requires? (?:a )?(?:device with )?(?:compute capability|sm_?\d+)",
-        "the GPU is too old for what is asked of it",
+        "the GPU is too old for this",
         "use a newer GPU, or what the message offers instead (such as extraction.dtype: float16)",
     ),
     fault(
@@ -122,10 +122,10 @@ FAULTS = (
     fault(
         "collective-timeout",
         r"Watchdog caught collective operation timeout",
-        "the GPUs waited for one another in vain: one of them died, hangs, or was never reached",
+        "the GPUs timed out waiting for one another: one died, hangs, or was never reached",
         "look in the log for the first rank that failed or fell silent: this line is an echo of that. If none"
         " did, the GPUs do not reach one another: NCCL_DEBUG=INFO shows over what they try,"
-        " NCCL_P2P_DISABLE=1 tells whether it is their direct connection",
+        " NCCL_P2P_DISABLE=1 shows whether their direct connection is at fault",
         in_lines=True,
     ),
     fault(
@@ -145,7 +145,7 @@ FAULTS = (
         r"RPC call to \w+ timed out|(?:execute_model|sample_tokens)\b[^\n]* timed out|Timed out waiting"
         r" for (?:engine|work)"
         r"|at .*(?:shm_broadcast|multiproc_executor)\.py.*\n?.*TimeoutError",
-        "a worker of the engine did not answer in time: it hangs, or waits for another one that died",
+        "an engine worker did not answer in time: it hangs, or waits for another that died",
         "look in the log for the first rank that failed or fell silent; if none did, a kernel or the GPUs'"
         " connection hangs: try enforce_eager: true, then NCCL_P2P_DISABLE=1",
     ),
@@ -210,7 +210,7 @@ FAULTS = (
         "time-limit",
         r"DUE TO TIME LIMIT",
         "the scheduler ended the job at its time limit",
-        "run the same command again, it goes on; or raise the limit",
+        "run the same command again to continue, or raise the limit",
         in_lines=True,
     ),
     fault(
@@ -224,7 +224,7 @@ FAULTS = (
         "preempted",
         r"slurmstepd: error: .*(?:CANCELLED|PREEMPT)",
         "the scheduler cancelled the job",
-        "run the same command again, it goes on",
+        "run the same command again to continue",
         in_lines=True,
     ),
     fault(

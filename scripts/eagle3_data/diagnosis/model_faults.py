@@ -65,7 +65,7 @@ FAULTS = (
     fault(
         "remote-code-needed",
         r"trust_remote_code",
-        "the checkpoint brings its own Python code, which is not run without leave",
+        "the checkpoint brings its own Python code, which runs only if you allow it",
         "read that code; if you trust it, set target.trust_remote_code: true",
     ),
     fault(

@@ -56,13 +56,13 @@ class Raised:
     @property
     def headline(self) -> str:
         """Type and message, and where the message is empty the statement that raised."""
-        told = f"{self.name}: {self.told_message}" if self.message else f"{self.name} without a message"
+        text = f"{self.name}: {self.shown_message}" if self.message else f"{self.name} without a message"
         if not self.message and self.source:
-            told += f", raised by `{self.source}`"
-        return told
+            text += f", raised by `{self.source}`"
+        return text
 
     @property
-    def told_message(self) -> str:
+    def shown_message(self) -> str:
         """The message without what pydantic adds to each of its errors."""
         lines = (line for line in self.message.splitlines() if VALIDATION_LINK not in line)
         return VALIDATION_INPUT.sub("", "\n".join(lines))

@@ -76,7 +76,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Fatal:
-    """The engine cannot go on (or could not start)."""
+    """The engine cannot continue (or could not start)."""
 
     failure: Failure
 
@@ -123,7 +123,7 @@ def publish_states(states_path: str, write: Callable[[str], None]) -> None:
     instead.
 
     This is the completion signal the committer waits for, so it never raises: one of the two files appears,
-    unless the error cannot be written either (then the committer's time-out tells).
+    unless the error cannot be written either (then the committer's time limit applies).
     """
     part = f"{states_path}.part"
     try:

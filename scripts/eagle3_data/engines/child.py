@@ -54,14 +54,14 @@ def serve(engine: Engine, channel: Connection) -> None:
 
 
 def watch_own_children(channel: Connection) -> None:
-    """Tell the supervisor when a process of the engine's dies: after a kill -9 of vLLM's engine core, `step`
+    """Notify the supervisor when a process of the engine dies: after a kill -9 of vLLM's engine core, `step`
     waits forever."""
     children = {process.sentinel: process for process in multiprocessing.active_children()}
 
     def wait_for_death() -> None:
         died = children[wait(list(children))[0]]  # type: ignore[index]
         time.sleep(OWN_WORDS_S)
-        with contextlib.suppress(OSError):  # closed: it was told to end
+        with contextlib.suppress(OSError):  # closed: the supervisor has ended it
             channel.send(
                 Fatal(
                     describe_situation(
@@ -88,7 +88,7 @@ def main() -> None:
         channel.send(Ready(engine.versions, time.monotonic() - started))
         watch_own_children(channel)
         serve(engine, channel)
-        channel.close()  # what ends from here on ends because it is told to
+        channel.close()  # processes that end from here on were asked to
         engine.close()
     except BaseException as error:  # noqa: BLE001  the supervisor must learn of it, whatever it is
         traceback.print_exc()

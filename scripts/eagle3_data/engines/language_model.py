@@ -83,7 +83,7 @@ def decoder_layers(model: Any) -> torch.nn.ModuleList:
     if len(found) != 1:
         raise EngineError(
             f"{type(model).__name__} of transformers has {len(found)} lists of {wanted} decoder layers;"
-            " exactly one is needed to tell its layers"
+            " exactly one is needed to find its layers"
         )
     return found[0]
 

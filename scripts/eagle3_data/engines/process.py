@@ -79,7 +79,7 @@ class EngineProcess:
         )
 
     def explain(self, failure: Failure) -> Failure:
-        """The failure with its root cause, where this engine's own part of the log tells it, and with the
+        """The failure with its root cause, if this engine's own part of the log shows it, and with the
         name of a damaged weight file."""
         failure = with_root_cause(failure, self.log, self._log_start)
         return with_damaged_weights(failure, self._model)

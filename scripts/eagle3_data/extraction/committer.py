@@ -81,13 +81,13 @@ class StatesCommitter:
             if engine_gone.is_set() and not gone:
                 gone, deadline = True, time.monotonic() + LAST_LOOK_S
             if time.monotonic() >= deadline:
-                told = (
+                message = (
                     f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
                 )
                 raise (
-                    UnwrittenError(f"{told} before it died")
+                    UnwrittenError(f"{message} before it died")
                     if gone
-                    else EngineError(f"{told} within {self._write_timeout_s:.0f} s")
+                    else EngineError(f"{message} within {self._write_timeout_s:.0f} s")
                 )
             time.sleep(POLL_S)
 
@@ -102,5 +102,5 @@ class StatesCommitter:
         )
         problems = problems or number_problems(states)
         if problems:
-            told = "; ".join(f"{name}: {message}" for name, message in problems)
-            raise SampleError(f"the states the engine wrote are wrong: {told}")
+            message = "; ".join(f"{name}: {message}" for name, message in problems)
+            raise SampleError(f"the states the engine wrote are wrong: {message}")

@@ -151,7 +151,8 @@ def kernels_not_covered(proof: Proof, kernels: Iterable[str]) -> list[Finding]:
 
 
 def _identity(settings: EngineSettings, allowed: list[str]) -> str:
-    """Of all that the canary's verdict depends on. Where the target and its states are is no part of it."""
+    """Of all that the canary's verdict depends on. The paths of the target and its states are not part of
+    it."""
     code = [
         hash_bytes(path.read_bytes())
         for room in (CANARY_CODE, ENGINES_CODE)

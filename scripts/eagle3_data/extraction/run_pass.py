@@ -177,11 +177,11 @@ class PassRun:
         """Another pass took over because this one stalled. It extracts the rest, so there is nothing to wait
         for."""
         say("this pass stalled and lost its lease to another; stopping")
-        told = (
+        message = (
             "the pass stalled and lost its lease to another, which extracts the rest; finished samples are"
             " kept"
         )
-        self._stop.failure = self._stop.failure or describe_situation(EngineError, told)
+        self._stop.failure = self._stop.failure or describe_situation(EngineError, message)
         self._stop.now.set()
 
     def _describe(self) -> PassProgress:

@@ -49,7 +49,8 @@ def open_stores(root: Path, extraction_id: str | None = None) -> list[Store]:
 
 
 def _is_store(directory: Path) -> bool:
-    """Whether a directory is an extraction id's; one that cannot be read is taken for it, and then told."""
+    """Whether a directory is an extraction id's; one that cannot be read is assumed to be, and then
+    reported."""
     return not os.access(directory, os.X_OK) or (directory / IDENTITY).exists()
 
 
@@ -291,7 +292,7 @@ def find_runs(results: Sequence[Path]) -> list[Run]:
 
 
 def refuse_while_running(runs: Iterable[Run], store: Store) -> None:
-    """Raises InputError if a pass extracts into the store: also where there are no locks to tell."""
+    """Raises InputError if a pass extracts into the store: also on file systems without locks."""
     for run in runs:
         for path, lease in run.leases():
             if lease.extraction_id == store.extraction_id and is_live(path, lease):

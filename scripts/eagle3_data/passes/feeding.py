@@ -110,11 +110,11 @@ class Feeding:
                 self.failure = engine.explain(event.failure)
             elif time.monotonic() > deadline:
                 engine.show_stacks()
-                told = (
+                message = (
                     "the engine did not start within extraction.load_timeout_s ="
                     f" {self._settings.load_timeout_s:g} s"
                 )
-                self.failure = engine.explain(describe_situation(EngineError, told))
+                self.failure = engine.explain(describe_situation(EngineError, message))
             if self.failure is not None:
                 say(f"the engine did not start\n{self.failure.render()}")
                 return False
@@ -135,11 +135,11 @@ class Feeding:
             and time.monotonic() - self._last_event_at > self._settings.stall_timeout_s
         ):
             self._engine.show_stacks()
-            told = (
+            message = (
                 "the engine hangs: it finished no sample within extraction.stall_timeout_s ="
                 f" {self._settings.stall_timeout_s:g} s"
             )
-            self._engine_died(self._engine.explain(describe_situation(EngineError, told)))
+            self._engine_died(self._engine.explain(describe_situation(EngineError, message)))
         self._flight.book()
         if self._flight.no_room is not None:
             self._stop.no_room(f"the disk is full ({self._flight.no_room.message})")
@@ -204,13 +204,13 @@ class Feeding:
                 self._suspects.append(request)
         if self._has_own_work() or self._others_work:
             if self.loads > self._settings.engine_restarts:
-                told = (
+                message = (
                     f"the engine was started {counted(self.loads, 'time')} (extraction.engine_restarts ="
                     f" {self._settings.engine_restarts}); run the same command to continue, starting with"
                     " samples with which no engine has died"
                 )
-                self.failure = failure.with_note(told)
-                say(f"giving up: {told}")
+                self.failure = failure.with_note(message)
+                say(f"giving up: {message}")
             else:
                 say(
                     f"restarting the engine ({self.loads} of at most"

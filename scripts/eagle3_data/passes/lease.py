@@ -5,7 +5,7 @@ it is (host, process, SLURM job) and how far it has come. A second pass that mee
 then finds the work done: so a Snakemake that was killed and started again never loads the model beside the
 job that still runs. A lease is dead when its process is gone from this machine, or when it has not changed
 for a minute by the watcher's own clock. A pass that only stood still for so long (SIGSTOP, a file system that
-hung) and goes on finds another's lease at its next beat, and stops.
+hung) and continues finds another's lease at its next beat, and stops.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LeaseState(PassProgress, Process):
 
 
 def is_live(path: Path, state: LeaseState) -> bool:
-    """Whether a lease is a running pass's, as far as one look can tell: it was renewed in the last minute,
+    """Whether a lease is a running pass's, as far as one look can show: it was renewed in the last minute,
     and its process is not gone."""
     try:
         return not state.is_gone and time.time() - path.stat().st_mtime < SILENT_S
@@ -92,7 +92,7 @@ class Lease:
     def acquire(self, stop: threading.Event) -> bool:
         """Wait for the lease; False if `stop` was set before it came."""
         seen: dict[str, tuple[object, float]] = {}
-        told = False
+        announced = False
         while not stop.is_set():
             holder = self._living_rival(seen)
             if holder is None and self._take():
@@ -100,13 +100,13 @@ class Lease:
                 self._thread = threading.Thread(target=self._beat, daemon=True)
                 self._thread.start()
                 return True
-            if holder is not None and not told:
+            if holder is not None and not announced:
                 job = f", SLURM job {holder.slurm_job_id}" if holder.slurm_job_id else ""
                 say(
                     f"another pass is extracting this run (host {holder.host}, process {holder.pid}{job});"
                     " waiting for it, without loading anything"
                 )
-                told = True
+                announced = True
             stop.wait(POLL_S)
         return False
 

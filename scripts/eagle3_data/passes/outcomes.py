@@ -30,7 +30,7 @@ OWN_REMEDY = (
     " extraction.max_failed_fraction"
 )
 OTHER_REMEDY = "the sample is not at fault: fix the cause and run the same command again"
-"""Where an engine's log does not tell a better one."""
+"""Used unless the engine's log suggests a better one."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class OpenBatch:
     all_of_their_own: bool = True
     """Whether nothing but the failed samples themselves is to blame."""
     left_out: bool = False
-    """Whether the failed samples are knowingly gone without."""
+    """Whether the batch may be complete without the failed samples (extraction.max_failed_fraction)."""
 
     @cached_property
     def sample_ids(self) -> dict[str, str]:

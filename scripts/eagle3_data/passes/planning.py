@@ -70,7 +70,7 @@ class Plan:
         """Pattern of the `<number>` of `<number>/stored.json` that a rule may still make."""
 
     def extraction_id(self) -> str:
-        """Of what the configuration asks for now; empty where that cannot be told: impossible layer ids, a
+        """Of what the configuration asks for now; empty if that is not known: invalid layer ids, a
         target not described."""
         try:
             return identify_extraction(
@@ -168,7 +168,7 @@ class TokensView:
         self._in_store: dict[str, bool] = {}
         try:
             self._identity: ExtractionIdentity | None = identify_extraction(self._target, extraction)
-        except ConfigError:  # impossible layer ids: check_compatibility tells, before any pass
+        except ConfigError:  # invalid layer ids: check_compatibility reports them before any pass
             self._identity = None
         else:
             self._store = Store(extraction.store, self._identity.extraction_id)

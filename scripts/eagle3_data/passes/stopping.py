@@ -45,13 +45,13 @@ class Stop:
         os.write(
             2, f"{name} received: finished samples are kept, the rest is left for the next pass\n".encode()
         )
-        told = f"the pass was stopped by {name}"
+        message = f"the pass was stopped by {name}"
         if self._end_at is not None and time.time() > self._end_at - SCHEDULER_S:
-            told += (
+            message += (
                 f": the job's walltime ended (extraction.stop_before_end_s = {self._before_end_s:g} was too"
                 " short to stop by itself)"
             )
-        self.failure = self.failure or describe_situation(EngineError, told)
+        self.failure = self.failure or describe_situation(EngineError, message)
         self.now.set()
 
     def is_near(self) -> bool:
@@ -67,11 +67,11 @@ class Stop:
     def _look(self) -> None:
         free = shutil.disk_usage(self._store).free
         if free < self._reserve_bytes:
-            told = (
+            message = (
                 f"{free / 2**30:.2f} GiB are free where {self._store} is, and extraction.disk_reserve_gib"
                 f" keeps {self._reserve_bytes / 2**30:g}"
             )
-            self.no_room(told)
+            self.no_room(message)
         elif self._end_at is not None and time.time() > self._end_at - self._before_end_s:
             self._because(
                 EngineError,

@@ -14,7 +14,7 @@ from eagle3_data.records import Record, key
 class Failure(Record):
     """What went wrong, never empty. `causes` are "Type: message", nearest first; `traceback` is that of the
     process in which it happened; `errno` is the system's error number, where there is one. `remedy` and
-    `excerpt` come from an engine's log, where one tells more.
+    `excerpt` come from an engine's log, if it says more.
     """
 
     kind: str = key("class")

@@ -33,8 +33,7 @@ START_OVER = "delete it and run the same command again"
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading. Raises OSError where it is no regular file: a FIFO in its place would block
-    whoever opens it, for ever."""
+    """Open a file for reading. Raises OSError if it is not a regular file: opening a FIFO would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -43,7 +42,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def remove(path: Path) -> None:
-    """Delete what is in a record's place, also where it is no file."""
+    """Delete whatever is at a record's path, even a directory."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -121,7 +120,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Raises MisfitError, which names the key, where `value` is no such record."""
+        """Raises MisfitError, which names the key, if `value` is not such a record."""
         read: _Reader = _reader(typing.cast(Any, cls))
         record: Self = read(value)
         return record
@@ -149,7 +148,7 @@ class Record:
 
     @classmethod
     def is_damaged(cls, path: str | os.PathLike[str]) -> bool:
-        """Whether what is there is no such record. Raises StorageError where that cannot be told."""
+        """Whether what is there is not such a record. Raises StorageError if that cannot be found out."""
         try:
             cls.read(path)
         except InputError:
@@ -207,7 +206,9 @@ def _reader(kind: Any) -> _Reader:
         return _record_reader(kind)
     if kind is float:
         return _checked(lambda value: type(value) in (int, float), _NAMES[float])
-    return _checked(lambda value: type(value) is kind, _NAMES[kind])  # a bool is no integer here
+    return _checked(
+        lambda value: type(value) is kind, _NAMES[kind]
+    )  # bool is a subclass of int, but not an integer here
 
 
 def _checked(fits: Callable[[Any], bool], expected: str) -> _Reader:

@@ -52,7 +52,7 @@ class States:
 
 
 def open_states(path: Path) -> States:
-    """Map a states file. Raises SampleError where it is no whole safetensors file with the two tensors,
+    """Map a states file. Raises SampleError if it is not a whole safetensors file with the two tensors,
     StorageError where it may not be read."""
     try:
         with open_regular(path) as file:
@@ -154,13 +154,13 @@ def number_problems(states: States) -> list[tuple[str, str]]:
             bad[name] += [(start + int(t), int(k)) for t, k in np.argwhere(rows)]
     for name, places in bad.items():
         if places:
-            told = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
+            examples = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
             problems.append(
                 (
                     name,
                     (
                         f"{len(places)} state rows are {name.replace('-', ' ')}:"
-                        f" {told}{' ...' if len(places) > 3 else ''}"
+                        f" {examples}{' ...' if len(places) > 3 else ''}"
                     ),
                 )
             )

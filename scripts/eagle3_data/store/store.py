@@ -4,7 +4,7 @@ A sample is in the store when both files are there. Commit order: the states are
 `incoming/`, checked, and forced to the disk; then the sidecar is written beside them, forced to the disk and
 renamed into place; last the states are. So a reader never sees a torn file, and a states file without a
 sidecar does not exist, whatever is killed and whenever the power fails. Directories are not forced to the
-disk: after a power failure a sample may be absent, and is then extracted anew, but never torn. Two writers of
+disk: after a power failure, a sample may be absent (and is extracted again), but never torn. Two writers of
 one key: the first wins, the second's states are thrown away, since the sidecar holds the checksum of exactly
 one of them. What is unfinished lies in its writer's folder below `incoming/`, nowhere else, so what a killed
 writer left is found without a look at the shelves. Standard library only.
@@ -98,7 +98,7 @@ class Store:
         return directory
 
     def abandoned(self) -> list[Path]:
-        """The folders below `incoming/` whose writer is gone. Where that cannot be told from here, a folder
+        """The folders below `incoming/` whose writer is gone. If that is not known from here, a folder
         is abandoned if nothing in it has changed for ABANDONED_S, as one without an owner is."""
         found, now = [], self.now()
         for directory in sorted(self.directory.glob("incoming/*")):
@@ -159,7 +159,7 @@ class Store:
             return []
 
     def read_sidecar(self, key: str) -> Sidecar:
-        """Raises InputError where there is none, or a damaged one."""
+        """Raises InputError if it is missing or damaged."""
         return Sidecar.read(self.sidecar_path(key))
 
     def commit(self, key: str, states: Path, sidecar: dict[str, Any]) -> bool:
@@ -234,8 +234,8 @@ class Store:
 
     def _users(self) -> str:
         owners = [Process.find(path) for path in sorted(self.directory.glob(f"incoming/*/{OWNER}"))]
-        told = [f"process {owner.pid} on {owner.host}" for owner in owners if owner]
-        return ", ".join(told) or "another program of this workflow"
+        users = [f"process {owner.pid} on {owner.host}" for owner in owners if owner]
+        return ", ".join(users) or "another program of this workflow"
 
     def quarantine(self, key: str, reason: str, unless: Callable[[], bool] = lambda: False) -> None:
         """Take a rejected sample out of the store, kept aside with the reason, so that the next pass extracts

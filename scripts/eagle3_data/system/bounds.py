@@ -17,7 +17,7 @@ SECONDS = 20.0
 
 MEMORY_BYTES = 3 << 30
 CALLS_A_LOOK = 64
-"""So many calls in a row use one look at the size of this process: it costs as much as a short call."""
+"""The size of this process is read once per this many calls: reading costs as much as a short call."""
 
 Result = TypeVar("Result")
 

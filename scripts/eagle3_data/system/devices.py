@@ -44,7 +44,7 @@ def device_names() -> list[str]:
 
 
 def _query(field: str) -> list[str]:
-    """A number of each GPU, as nvidia-smi tells it."""
+    """A number for each GPU, from nvidia-smi."""
     lines = _lines(field)
     return lines if all(line.isdigit() for line in lines) else []
 

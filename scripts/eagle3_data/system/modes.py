@@ -14,7 +14,7 @@ PRIVATE_UMASK = 0o077
 
 
 def current_umask() -> int:
-    """Asked of the kernel: `os.umask` could only tell by setting it, for all threads."""
+    """Read from the kernel, since `os.umask` cannot read it without setting it for all threads."""
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     return int(status.partition("Umask:")[2].split(maxsplit=1)[0], 8)
 

@@ -66,7 +66,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def architectures_of(config: dict[str, Any]) -> list[str]:
     """The class names a config.json gives, its own or those of its language model; may be empty. Raises
-    InputError where they are no list of names."""
+    InputError if they are not a list of names."""
     given = config.get("architectures") or text_config(config).get("architectures") or []
     if not isinstance(given, list) or not all(
         isinstance(name, str) and name.isidentifier() for name in given
@@ -105,7 +105,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file of a checkpoint. Raises InputError naming the file, what is wrong, and what to do."""
-    if not path.is_file():  # also a pipe, which would be read for ever
+    if not path.is_file():  # also rejects a pipe, on which reading would block
         raise InputError(f"{path} is not a file; download the checkpoint again")
     try:
         if is_lfs_pointer(path):

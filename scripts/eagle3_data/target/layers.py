@@ -82,7 +82,7 @@ def resolve_layers(
         else tuple(k + OFFSETS[convention] for k in requested)
     )
     if problems := layer_problems(layers, num_hidden_layers):
-        told = f"layers {list(layers)} of a {num_hidden_layers}-layer model (vLLM's convention):"
+        message = f"layers {list(layers)} of a {num_hidden_layers}-layer model (vLLM's convention):"
         hint = (
             ""
             if requested is not None
@@ -91,5 +91,5 @@ def resolve_layers(
                 f" {[min(1, num_hidden_layers - 1), num_hidden_layers]}"
             )
         )
-        raise ConfigError(told + "".join(f"\n  {name}: {message}" for name, message in problems) + hint)
+        raise ConfigError(message + "".join(f"\n  {name}: {message}" for name, message in problems) + hint)
     return layers

@@ -78,7 +78,7 @@ class LedgerWriter:
         kept: Sequence[PlacedSample],
         dropped: Sequence[Drop],
     ) -> None:
-        """A row of which any sample is kept is kept; its detail then tells of the samples that are not."""
+        """A row of which any sample is kept is kept; its detail then lists the samples that are not."""
         reason = "" if kept else dropped[0].reason
         detail = "; ".join(filter(None, (_told(drop, reason) for drop in dropped)))
         self.rows += 1

@@ -104,13 +104,13 @@ class RowTokenizer:
                 notices=(*content.notices, *made.notices),
             )
         except (BadRowError, UnicodeEncodeError, RecursionError) as error:
-            told = str(error) if isinstance(error, BadRowError) else UNREADABLE[type(error)]
+            detail = str(error) if isinstance(error, BadRowError) else UNREADABLE[type(error)]
             return Outcome(
                 row.source,
                 row.index,
                 name,
-                dropped=(Drop("", "bad-row", told),),
-                error=f"{row.place}: {told}",
+                dropped=(Drop("", "bad-row", detail),),
+                error=f"{row.place}: {detail}",
             )
         except DropError as drop:
             return Outcome(row.source, row.index, name, dropped=(Drop("", drop.reason, drop.detail),))
@@ -243,12 +243,12 @@ def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_siz
     """Apply the limits. Raises DropError: too long, nothing left that is trained and has a token before it,
     or an id without embedding."""
     length = len(encoded.ids)
-    told = f"{length} tokens and more" if encoded.cut else f"{length} tokens"
+    detail = f"{length} tokens and more" if encoded.cut else f"{length} tokens"
     if length > settings.max_length and settings.too_long == "drop":
-        raise DropError("too-long", told)
+        raise DropError("too-long", detail)
     ids, mask = encoded.ids[: settings.max_length], encoded.mask[: settings.max_length]
     if 1 not in mask[1:]:
-        raise DropError("no-trained-token", told)
+        raise DropError("no-trained-token", detail)
     if (highest := max(ids)) >= vocab_size:
         raise DropError("outside-vocabulary", f"id {highest}, the target has {vocab_size}")
     data = array("i", ids)

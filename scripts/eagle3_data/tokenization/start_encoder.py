@@ -27,7 +27,7 @@ class StartEncoder:
         self._characters = max(LEAST_CHARACTERS, CHARACTERS_A_TOKEN * length)
 
     def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
-        """As SpanEncoder.encode, but `cut` if the text goes on behind the ids, which are then more than
+        """As SpanEncoder.encode, but `cut` if the text continues after the ids, which are then more than
         `length`. Raises DropError."""
         end = self._characters
         if len(text) < FAR * end:

@@ -97,22 +97,22 @@ def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes
 
 
 def _result(chunks_under_way: deque[tuple[list[Row], Future[list[Outcome]]]]) -> list[Outcome]:
-    """The outcomes of the oldest chunk, which stays under way if they cannot be had."""
+    """The outcomes of the oldest chunk, which stays pending if they are not available yet."""
     outcomes = chunks_under_way[0][1].result()
     chunks_under_way.popleft()
     return outcomes
 
 
 def _suspects(rows: list[Row], under_way: Any) -> str:
-    """The rows that the workers were at, the largest first."""
+    """The rows that the workers were tokenizing, the largest first."""
     numbers = set(zip(under_way[::2], under_way[1::2], strict=True))
     found = [row for row in rows if (row.source, row.index) in numbers]
     found.sort(key=lambda row: len(row.text or ""), reverse=True)
-    told = (
+    shown = (
         f"data.sources[{row.source}], {row.place}" + (f" ({len(row.text):,} characters)" if row.text else "")
         for row in found[:SHOWN_ROWS]
     )
-    return "being tokenized: " + "; ".join(told) if found else "no row was being tokenized"
+    return "being tokenized: " + "; ".join(shown) if found else "no row was being tokenized"
 
 
 def _start_worker(tokenize: Tokenize, under_way: Any, slots: Any) -> None:

@@ -74,11 +74,11 @@ class Attributes(Types):
         return None
 
     def _missing_on_self(self, node: ast.Attribute) -> None:
-        """Private attributes move between versions; told once a class, at the first use."""
+        """Private attributes move between versions; reported once per class, at the first use."""
         base, name = self.scope.bases[0], node.attr
-        if name.startswith("__") or name in self.scope.told or self.level is None:
+        if name.startswith("__") or name in self.scope.reported or self.level is None:
             return
-        self.scope.told.add(name)
+        self.scope.reported.add(name)
         certain = all(self._certainly_lacks(owner, name) for owner in self.scope.bases)
         title = f"{self.scope.name} uses self.{name}, which {base.name} does not have"
         remedy = "adapt the subclass to this vLLM, or use a vLLM it was written for"

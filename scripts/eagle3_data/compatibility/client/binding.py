@@ -210,7 +210,7 @@ class FileBinding(Flow, ast.NodeVisitor):
                     "fail",
                     node,
                     title,
-                    remedy="await it, or use a vLLM where it is none",
+                    remedy="await it, or use a vLLM in which it is not a coroutine",
                     raises="",
                 )
         self.visit(node.value)
@@ -223,7 +223,7 @@ class FileBinding(Flow, ast.NodeVisitor):
             open_ended = self.index.replaces(symbol) or (
                 isinstance(function, BoundMethod) and self.may_differ(function)
             )
-            title = f"{symbol.qualified_name}() is no coroutine here, and its result cannot be awaited"
+            title = f"{symbol.qualified_name}() is not a coroutine here, so its result cannot be awaited"
             self.add("await-misfit", "unknown" if open_ended else "fail", node, title, symbol)
         self.visit(node.value)
 

@@ -68,7 +68,7 @@ class Calls(Attributes):
         return self._of_python(node)
 
     def _of_python(self, node: ast.Call) -> Value:
-        """Calls of functions that are not vLLM's, whose result can be told all the same."""
+        """Calls of functions that are not vLLM's, whose result can be inferred."""
         name, arguments = last_name(node), node.args
         if name in ("parse", "Version", "LooseVersion") and arguments:
             value = self.evaluate(arguments[0])

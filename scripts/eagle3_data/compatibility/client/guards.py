@@ -50,7 +50,7 @@ def speaks_of_versions(test: ast.expr) -> bool:
 
 
 def compare_versions(left: str, comparison: ast.cmpop, right: str) -> bool | None:
-    """The comparison's outcome, None where one side is no version or the comparison another."""
+    """The comparison's outcome, None if one side is not a version or the comparison is of another kind."""
     try:
         compare = COMPARISONS.get(type(comparison))
         return compare(Version(left), Version(right)) if compare else None

@@ -35,7 +35,7 @@ class ClassScope:
     bases: tuple[ClassSymbol, ...] = ()
     own: frozenset[str] = frozenset()
     complete: bool = False
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
 
 class Notes:

@@ -108,6 +108,6 @@ def _overrides(
 
 
 def _calls(symbols: Symbols, name: str) -> bool:
-    """Whether vLLM calls a method of that name in so many words; `forward` runs through torch, with whatever
+    """Whether vLLM calls a method of that name explicitly; `forward` runs through torch, with whatever
     the model's runner passes."""
     return name in symbols.index.called_methods and name != "forward"

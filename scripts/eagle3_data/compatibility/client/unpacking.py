@@ -1,4 +1,4 @@
-"""What a function of vLLM gives back, as far as its source tells: how many values, and whether it can be
+"""What a function of vLLM gives back, as far as its source shows: how many values, and whether it can be
 awaited. Standard library only."""
 
 from __future__ import annotations

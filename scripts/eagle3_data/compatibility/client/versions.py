@@ -59,7 +59,7 @@ def check_vllm_version(version: str) -> list[Finding]:
             Finding(
                 "vllm-version-unknown",
                 "unknown",
-                f"vLLM says its version is {version!r}, which is no version",
+                f"vLLM gives its version as {version!r}, which is not a version number",
                 remedy="let the canary judge it",
             )
         ]

@@ -31,8 +31,8 @@ def check_agreement(files: TokenFiles, used: Any) -> list[Finding]:
     where the files that a tokenizer is built from differ, and where this could not be seen."""
     place = str(files.directory)
     findings = [
-        Finding("tokenizers-disagree", "warn", told, place, remedy=REMEDY)
-        for told in [*role_differences(files), *table_differences(files)]
+        Finding("tokenizers-disagree", "warn", difference, place, remedy=REMEDY)
+        for difference in [*role_differences(files), *table_differences(files)]
     ]
     code_is_used = type(used).__module__.startswith(OWN_CODE)
     for own in own_tokenizers(files.directory, code_is_used):

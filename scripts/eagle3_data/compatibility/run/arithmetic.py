@@ -231,7 +231,7 @@ def check_device_memory(weights_bytes: int, tensor_parallel: int, device_bytes: 
 
 
 def check_device_count(tensor_parallel: int, given: int) -> list[Finding]:
-    """Whether a job was given as many devices as the model is split over. 0: not told (vLLM counts those of
+    """Whether a job was given as many devices as the model is split over. 0: not known (vLLM counts those of
     the machine)."""
     if given in (0, tensor_parallel):
         return []

@@ -35,9 +35,9 @@ for name in sys.argv[1:]:
             chain.append(error)
             error = error.__cause__ or error.__context__
         cause = next((e for e in reversed(chain) if isinstance(e, ImportError)), chain[-1])
-        told = {"module": name, "type": type(cause).__name__, "message": str(cause) or repr(cause)}
-        told |= {"is_import": isinstance(cause, ImportError), "missing": getattr(cause, "name", None)}
-        print("\\n" + json.dumps(told), flush=True)
+        answer = {"module": name, "type": type(cause).__name__, "message": str(cause) or repr(cause)}
+        answer |= {"is_import": isinstance(cause, ImportError), "missing": getattr(cause, "name", None)}
+        print("\\n" + json.dumps(answer), flush=True)
         break
 else:
     print("\\n{}", flush=True)
@@ -84,30 +84,30 @@ class Importing:
             return [self._unknown(f"took more than {TIMEOUT_S:.0f} s")]
         last = self._output.rstrip().rpartition("\n")[2]
         try:
-            told: dict[str, Any] = json.loads(last)
+            answer: dict[str, Any] = json.loads(last)
         except ValueError:
             return [self._unknown(f"ended with exit code {self._process.returncode}: {last or 'no output'}")]
-        if told:
-            return [self._failed(told)]
+        if answer:
+            return [self._failed(answer)]
         with contextlib.suppress(OSError):  # no place to remember it: it is tried again next time
             write_json(self._record, {"modules": list(self._modules)})
         return []
 
-    def _failed(self, told: dict[str, Any]) -> Finding:
-        message = f"{told['type']}: {told['message']}"
-        if not told["is_import"] or any(word in told["message"] for word in OF_THE_MACHINE):
+    def _failed(self, answer: dict[str, Any]) -> Finding:
+        message = f"{answer['type']}: {answer['message']}"
+        if not answer["is_import"] or any(word in answer["message"] for word in OF_THE_MACHINE):
             return self._unknown(f"failed: {message}")
         return Finding(
             "module-not-importable",
             "fail",
-            f"{told['module']}, which holds the target's architecture, cannot be imported: {message}",
-            told["module"],
-            remedy=_remedy(str(told["missing"] or "").partition(".")[0]),
+            f"{answer['module']}, which holds the target's architecture, cannot be imported: {message}",
+            answer["module"],
+            remedy=_remedy(str(answer["missing"] or "").partition(".")[0]),
         )
 
     def _unknown(self, how: str) -> Finding:
-        title = f"whether {', '.join(self._modules)} can be imported is not known: the import {how}"
-        remedy = "where the job runs on another machine than the check, its canary will tell"
+        title = f"could not find out whether {', '.join(self._modules)} can be imported: the import {how}"
+        remedy = "if the job runs on another machine than the check, its canary will show"
         return Finding("module-not-importable", "unknown", title, remedy=remedy)
 
 

@@ -59,7 +59,7 @@ def check(
     results: Path,
     training_set: TrainingSet | None = None,
 ) -> Findings:
-    """Everything stage A can tell about this run on this machine."""
+    """Everything that can be checked about this run on this machine."""
     started = time.monotonic()
     layers = requested_layers(extraction, target.num_hidden_layers)
     workload = arithmetic.Workload(
@@ -130,7 +130,7 @@ def modules_of(tree: SourceTree, target: TargetDescription) -> list[str]:
 def check_devices(
     target: TargetDescription, extraction: Extraction, compatibility: Compatibility
 ) -> Findings:
-    """What only the job that loads the target can tell: whether its own devices are enough and hold the
+    """What only the job that loads the target can check: whether its own devices are enough and hold the
     weights."""
     if not extraction.engine.startswith(VLLM_ENGINES):
         return Findings(())

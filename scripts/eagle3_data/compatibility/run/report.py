@@ -32,8 +32,8 @@ def show(result: Findings, title: str) -> None:
 
 
 def print_table(console: Console, result: Findings, title: str) -> None:
-    """What was looked at, a row a finding, the verdict. All texts are quoted as they are: what looks like
-    markup is none."""
+    """What was looked at, a row a finding, the verdict. All texts are shown literally, even if they look
+    like markup."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

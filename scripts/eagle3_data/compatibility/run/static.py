@@ -124,7 +124,7 @@ def check_model(
     if not question.extracts_with_vllm:
         findings = [
             finding for finding in findings if finding.id != "not-eagle3"
-        ]  # the client's own patch tells whether it asks
+        ]  # the client's own patch decides whether it asks
     if question.layers is not None or question.extracts_with_vllm:
         findings += check_layers(question.asked_layers, model.num_hidden_layers)
     findings += check_tensor_parallel(model.config, question.plan.tensor_parallel)

@@ -103,14 +103,14 @@ def check_token_ids(files: TokenFiles, used: Ids) -> list[Finding]:
 
 def _conflicts(places: Mapping[str, Ids], tokens: Iterable[str]) -> list[str]:
     """Tokens of more than one id, as `'<eos>' is 2000 in a.json, 2010 in b.json`."""
-    told = []
+    differences = []
     for token in sorted(tokens):
         numbers = {name: ids[token] for name, ids in places.items() if token in ids}
         if len(set(numbers.values())) > 1:
-            told.append(
+            differences.append(
                 f"{token!r} is {', '.join(f'{number} in {name}' for name, number in numbers.items())}"
             )
-    return told
+    return differences
 
 
 def _shared(places: Mapping[str, Ids]) -> list[str]:
@@ -182,14 +182,16 @@ def table_differences(files: TokenFiles) -> list[str]:
         for token in sorted({*ours, *theirs} - added)
         if ours.get(token) != theirs.get(token)
     ]
-    told = []
+    differences = []
     if differing:
-        told.append(f"vocab.json and tokenizer.json differ in {len(differing)} tokens: {differing[0]}")
+        differences.append(f"vocab.json and tokenizer.json differ in {len(differing)} tokens: {differing[0]}")
     merges = files.model.get("merges")
     path = files.directory / "merges.txt"
     if isinstance(merges, list) and path.is_file():
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         listed = [line for line in lines if line and not line.startswith("#version")]
         if listed != [" ".join(pair) if isinstance(pair, list) else pair for pair in merges]:
-            told.append(f"the {len(listed)} merges of merges.txt are not the {len(merges)} of tokenizer.json")
-    return told
+            differences.append(
+                f"the {len(listed)} merges of merges.txt are not the {len(merges)} of tokenizer.json"
+            )
+    return differences

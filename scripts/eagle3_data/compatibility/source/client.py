@@ -31,7 +31,7 @@ class ClientFile:
 
     @property
     def tree(self) -> ast.Module:
-        """The syntax tree; empty where the file is no Python of this interpreter's version."""
+        """The syntax tree; empty if this interpreter's Python cannot parse it."""
         return self._parsed if isinstance(self._parsed, ast.Module) else ast.Module([], [])
 
     @property

@@ -1,6 +1,6 @@
 """Names of a source tree, resolved as Python would, without importing anything. Standard library only.
 
-What cannot be resolved is told apart: `ABSENT` is certainly not there, `OUTSIDE` leads out of the tree (or is
+Unresolved names are distinguished: `ABSENT` is certainly not there, `OUTSIDE` leads out of the tree (or is
 made at run time) and cannot be judged. Only certain absence may become a failure.
 """
 

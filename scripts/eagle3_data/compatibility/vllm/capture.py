@@ -278,7 +278,7 @@ def check_capture(
 
 
 def find_capture(symbols: Symbols, architecture: Architecture) -> tuple[FunctionSymbol, Capture] | str:
-    """The function that captures and what it captures; or why that cannot be told."""
+    """The function that captures and what it captures; or why that is unknown."""
     if (backend := _transformers_backend(symbols, architecture)) is not None:
         return backend
     if architecture.decoder is None:
@@ -310,13 +310,13 @@ def _transformers_backend(
 
 
 def _not_captured(name: str, missed: Sequence[int], num_hidden_layers: int, where: str) -> Finding:
-    told = " and ".join(f"{k} (the last)" if k == num_hidden_layers else str(k) for k in missed)
-    title = f"{name} never captures layer id {told}; vLLM dies in the first forward pass, after the load"
+    ids = " and ".join(f"{k} (the last)" if k == num_hidden_layers else str(k) for k in missed)
+    title = f"{name} never captures layer id {ids}; vLLM dies in the first forward pass, after the load"
     remedy = "use a vLLM whose forward captures it (`matrix` shows which), or ask for other layers"
     return Finding("layer-not-captured", "fail", title, vllm_location=where, remedy=remedy)
 
 
 def _cannot_tell(symbols: Symbols, architecture: Architecture, why: str) -> Finding:
-    title = f"{architecture.name}: which layers are captured cannot be told from the source: {why}"
+    title = f"{architecture.name}: the source does not show which layers are captured: {why}"
     place = symbols.location(architecture.decoder or architecture.cls)
     return Finding("capture-unknown", "unknown", title, vllm_location=place, remedy="let the canary judge it")

@@ -1,4 +1,4 @@
-"""Whether the configured engine's class exists, told without importing it: an engine imports vLLM. Standard
+"""Whether the configured engine's class exists, without importing it: an engine imports vLLM. Standard
 library only."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _installed(top: str) -> ModuleSpec | None:
 
 
 def _may_define(spec: ModuleSpec, name: str) -> bool:
-    """Whether the module's text gives it the name; True where the text does not tell (compiled, `import *`, a
+    """Whether the module's text gives it the name; True if the text does not show it (compiled, `import *`, a
     name made on demand)."""
     if spec.origin is None or not spec.origin.endswith(".py"):
         return spec.origin is not None

@@ -356,7 +356,7 @@ def _cache_groups(
             title,
             plan.client_location,
             page,
-            remedy=f"{NEWER}; the canary tells",
+            remedy=f"{NEWER}; the canary will show",
         )
 
 

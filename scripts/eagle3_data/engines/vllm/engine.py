@@ -73,7 +73,7 @@ def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
     }
     if current_platform.is_cpu() and "kv_lora_rank" in text:
         # Without AMX, vLLM's CPU backend turns chunked prefill off for MLA models but still schedules only so
-        # many tokens a step: a longer sample would wait forever, without a word (0.32).
+        # many tokens a step: a longer sample would wait forever, without an error (0.32).
         arguments["max_num_batched_tokens"] = max(
             arguments.get("max_num_batched_tokens", 0), settings.max_length + 1, 4096
         )

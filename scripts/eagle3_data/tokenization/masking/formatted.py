@@ -4,7 +4,7 @@ Such a text does not say who wrote what; only the template's own syntax does. Ma
 opens the turns of each speaker and what closes them. A turn is the assistant's if its header stands where a
 turn may begin, and it ends with its end token, behind which nothing but the next turn follows. Where the
 template has no end token, it ends where another speaker's turn opens exactly as the template opens it.
-Whatever fits neither is no guess but a reason to drop the row.
+A row that fits neither is dropped, not guessed at.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FormattedTurns:
 
     def locate(self, text: str) -> tuple[Span, ...]:
         """The turns in which the assistant says something, in order. Raises DropError("unclear-turn") where
-        one cannot be told for certain."""
+        one is not certain."""
         spans = []
         markers = [found.start() for found in self._marker.finditer(text)]
         behind = 0
@@ -222,8 +222,8 @@ class FormattedTurns:
     # What made-up conversations teach
 
     def _opening(self, text: str) -> Opening:
-        """An opening is told by the added token with which it begins, unless answers have that, too; else by
-        its visible text up to a name."""
+        """An opening is recognized by the added token with which it begins, unless answers have that, too;
+        else by its visible text up to a name."""
         visible = re.split(f"{NAME}|{SHORT_IDENTITY}", text)[0].strip()
         of_answers = "".join((*self._rests(), *getattr(self, "_leads", ())))
         tokens = [

@@ -117,7 +117,7 @@ class Grammar:
     def start_behind(self, text: str, start: int, end: int, role: str) -> int | None:
         """Where in text[start:end], which begins behind a message of this role, the model begins to write.
 
-        `role` is empty if the message before shows nothing. None: no text of the template tells.
+        `role` is empty if the message before shows nothing. None: no text of the template shows it.
         """
         found = None
         for prompt in self.prompts.get(role, ()):

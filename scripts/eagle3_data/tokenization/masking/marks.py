@@ -1,4 +1,4 @@
-"""Private characters in place of a few of the messages' own: the rendering then tells who wrote what.
+"""Private characters in place of a few of the messages' own: the rendered text then shows who wrote what.
 
 The first and the last letter of each piece of a message (its content, reasoning, the names, ids and
 arguments of its calls) are replaced by characters of Unicode's private use areas, each used once. Wherever

@@ -3,11 +3,12 @@
 A turn's text is what the model would have generated: from the end of the generation prompt up to and
 including the token that stops generation. The conversation is rendered twice: as it is, and with marks in
 every field of every message. Both renderings are the same but for the marks, or nothing is believed; so the
-marks tell for certain who wrote what. Between the marks stands only what the template writes. What of that
+marks show for certain who wrote what. Between the marks stands only what the template writes. What of that
 opens and what closes a turn is known from made-up conversations (`grammar`), else by rendering the
 conversation up to there.
 
-A turn that cannot be proved, or that the template does not show as the message has it, is told as unclear.
+A turn that cannot be proved, or that the template does not show as the message has it, is reported as
+unclear.
 """
 
 from __future__ import annotations

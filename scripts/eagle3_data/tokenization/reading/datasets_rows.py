@@ -22,7 +22,7 @@ def split_files(number: int, source: Source) -> list[Path]:
     """The files of the source's split in a folder, if they are of formats that are read here: row by row, so
     that rows and files may have different fields. None if it takes the `datasets` library to read them.
 
-    Which file belongs to which split the library tells, by the folder's card or else by the files' names.
+    The library decides which file belongs to which split, by the folder's card or else by the file names.
     """
     from datasets.data_files import DataFilesDict, get_data_patterns
 

@@ -13,7 +13,7 @@ HUB = "hub:"
 
 
 def format_of(path: Path) -> tuple[str, str | None]:
-    """The ending that tells a file's format, empty if it has none, and the name of its compression."""
+    """The ending that gives the file's format (empty if unknown), and the name of its compression."""
     endings = [ending.lower() for ending in path.suffixes]
     compression = endings.pop()[1:] if endings[-1:] and endings[-1] in COMPRESSED_ENDINGS else None
     return endings[-1] if endings else "", compression

@@ -27,7 +27,7 @@ COMPRESSIONS = {"gz": "gzip", "zst": "zstd"}
 
 
 def read_json_rows(number: int, path: Path, compression: str | None) -> Iterator[Row]:
-    """The rows of source `number`. A row that is no JSON is still a row; an InputError means that the file
+    """The rows of source `number`. A row that is not JSON is still a row; an InputError means that the file
     itself cannot be read on."""
     try:
         with open_file(path, compression) as file:
@@ -102,7 +102,7 @@ class _Window:
         self.line = 1
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """The next character that is not a space; empty at the end."""
         while True:
             start = self._position
             self._position = SPACE.match(self._text, start).end()  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ class _Window:
             else:
                 if (
                     self._exhausted or self._text[end : end + 1] in BEHIND_ELEMENT
-                ):  # a number may go on behind the window
+                ):  # a number may continue behind the window
                     return self._taken(end)
             self._read_on()
 

@@ -59,7 +59,7 @@ def own_name(row: Any) -> str:
 
 
 def _layout_of(row: dict[str, Any], source: Source) -> str:
-    """Told by the value of the source's `field`, or by which of the usual fields there are."""
+    """Decided by the value of the source's `field`, or by which of the usual fields are present."""
 
     def has(*names: str) -> bool:
         return any(row.get(name) is not None for name in names)

@@ -57,7 +57,7 @@ def openai_message(turn: dict[str, Any], roles: Mapping[str, str]) -> dict[str, 
 
 def text_of(content: Any) -> str | list[dict[str, str]] | None:
     """Content as text, None if there is none, or a list of text parts if there are several: only the chat
-    template tells how they are joined. Raises BadRowError."""
+    template knows how they are joined. Raises BadRowError."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
