@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from eagle3_data import cli
 from eagle3_data.compatibility.run import history, report
@@ -17,7 +16,7 @@ from eagle3_data.compatibility.vllm.wire_contract import EnginePlan
 from eagle3_data.errors import CompatibilityError, ConfigError, InputError, headline
 from eagle3_data.findings import Findings, accept, in_order
 from eagle3_data.log import say
-from eagle3_data.records import write_json
+from eagle3_data.records import JsonObject, write_json
 from eagle3_data.target.layers import OFFSETS
 
 WRONG_USE = 2
@@ -114,7 +113,7 @@ def matrix(arguments: argparse.Namespace) -> None:
     write_record(arguments, {"cells": [cell.as_record() for cell in cells]})
 
 
-def write_record(arguments: argparse.Namespace, record: dict[str, Any]) -> None:
+def write_record(arguments: argparse.Namespace, record: JsonObject) -> None:
     if arguments.json:
         try:
             write_json(arguments.json, record)

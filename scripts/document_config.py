@@ -9,9 +9,9 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.config import Config
+from eagle3_data.records import JsonObject
 
 FOLDER = Path(__file__).resolve().parent.parent / "config"
 BEGIN, END = (
@@ -37,19 +37,17 @@ BOUNDS = {
 }
 
 
-def render_schema(schema: dict[str, Any]) -> str:
+def render_schema(schema: JsonObject) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def render_reference(schema: dict[str, Any]) -> str:
+def render_reference(schema: JsonObject) -> str:
     """One Markdown table a section, in the order of the classes."""
     sections = list(_sections(schema, schema, ""))
     return "\n".join(line for place, section in sections for line in _render_section(schema, place, section))
 
 
-def _sections(
-    schema: dict[str, Any], section: dict[str, Any], place: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _sections(schema: JsonObject, section: JsonObject, place: str) -> Iterator[tuple[str, JsonObject]]:
     """The section itself, then those that its keys refer to, each with its place such as `data.sources[]`."""
     yield place, section
     for key, value in section["properties"].items():
@@ -60,12 +58,12 @@ def _sections(
                 )
 
 
-def _resolve(schema: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    section: dict[str, Any] = schema["$defs"][reference["$ref"].rpartition("/")[2]]
+def _resolve(schema: JsonObject, reference: JsonObject) -> JsonObject:
+    section: JsonObject = schema["$defs"][reference["$ref"].rpartition("/")[2]]
     return section
 
 
-def _render_section(schema: dict[str, Any], place: str, section: dict[str, Any]) -> Iterator[str]:
+def _render_section(schema: JsonObject, place: str, section: JsonObject) -> Iterator[str]:
     rows = [
         _render_key(key, value, required=key in section.get("required", ()))
         for key, value in section["properties"].items()
@@ -75,7 +73,7 @@ def _render_section(schema: dict[str, Any], place: str, section: dict[str, Any])
     yield from ("| key | type | default | what it does |", "|---|---|---|---|", *rows, "")
 
 
-def _render_key(key: str, value: dict[str, Any], *, required: bool) -> str:
+def _render_key(key: str, value: JsonObject, *, required: bool) -> str:
     given = value.get("default")  # absent for an empty mapping or list
     default = (
         "**required**"
@@ -97,7 +95,7 @@ def _escape(cell: str) -> str:
     )
 
 
-def _render_type(value: dict[str, Any]) -> str:
+def _render_type(value: JsonObject) -> str:
     if "anyOf" in value:
         return " or ".join(_render_type(option) for option in value["anyOf"] if option != {"type": "null"})
     if "enum" in value:
@@ -110,7 +108,7 @@ def _render_type(value: dict[str, Any]) -> str:
     return ", ".join([name, *(text.format(value[bound]) for bound, text in BOUNDS.items() if bound in value)])
 
 
-def render_readme(readme: str, schema: dict[str, Any]) -> str:
+def render_readme(readme: str, schema: JsonObject) -> str:
     """`readme` with everything between the two marks replaced by the reference."""
     before, _, rest = readme.partition(BEGIN)
     _, mark, after = rest.partition(END)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 from eagle3_data import FORMAT_VERSION
 from eagle3_data.config import Extraction
 from eagle3_data.hashing import batch_fingerprint, hash_json
+from eagle3_data.records import JsonObject
 from eagle3_data.target import TargetDescription
 from eagle3_data.target.layers import resolve_layers
 
@@ -34,7 +34,7 @@ class ExtractionIdentity:
     dtype: str
     quantization: str
     engine: str
-    engine_arguments: dict[str, Any]
+    engine_arguments: JsonObject
     capture_version: int = CAPTURE_VERSION
     format_version: int = FORMAT_VERSION
 

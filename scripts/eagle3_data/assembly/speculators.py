@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from eagle3_data.findings import Finding, Findings
 from eagle3_data.log import say
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.progress import Progress
+from eagle3_data.records import JsonObject
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
@@ -67,10 +67,10 @@ def accepted_findings(results: Path) -> list[Finding]:
     return list(dict.fromkeys(finding for finding in found if finding.accepted))
 
 
-def engines_used(results: Path, extraction_id: str) -> list[dict[str, Any]]:
+def engines_used(results: Path, extraction_id: str) -> list[JsonObject]:
     """What this run's passes computed states with, each once: versions, what vLLM said it chose, and the
     VLLM_* variables that were set. Of states that another run left in the store, their sidecars say it."""
-    used: list[dict[str, Any]] = []
+    used: list[JsonObject] = []
     for ledger in ExtractionPaths(RunPaths(results).extraction).read_ledgers():
         one = {"versions": ledger.versions, "kernels": ledger.kernels, "environment": ledger.environment}
         if ledger.model_loads and ledger.extraction_id == extraction_id and one not in used:
@@ -99,7 +99,7 @@ def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:
         return len(dataset)
 
 
-def _rows(samples: str, without: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(samples: str, without: list[str]) -> Iterator[JsonObject]:
     for sample in SampleFile(samples).all_samples(frozenset(without)):
         yield {"input_ids": sample.token_ids, "loss_mask": sample.loss_mask, "seq_len": len(sample.token_ids)}
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from eagle3_data.engines.language_model import decoder_layers
+from eagle3_data.records import JsonObject
 
 Kind = tuple[Any, ...]
 """Identifies the kind of a layer; equal for layers that differ only in their weights."""
@@ -72,7 +73,7 @@ def choose_layers(kinds: Sequence[Kind], count: int) -> tuple[int, ...]:
     return tuple(sorted([*kept, *more, *rest][: min(count, len(kinds))]))
 
 
-def cut_layers(text: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+def cut_layers(text: JsonObject, kept: Sequence[int]) -> JsonObject:
     """A language model's config.json with only the layers `kept`, in all that speaks of layers by number."""
     count = text["num_hidden_layers"]
     small = {name: _cut(name, value, count, kept, 0) for name, value in text.items()}

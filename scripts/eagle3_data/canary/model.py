@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from eagle3_data.canary.layers import Kind, choose_layers, cut_layers, layer_kinds, listed_by_layer
 from eagle3_data.engines.language_model import WRAPPED, language_model_config, make_language_model
 from eagle3_data.errors import InputError
+from eagle3_data.records import JsonObject
 from eagle3_data.target import read_model_config, text_config
 
 LAYERS = 4
@@ -48,7 +49,7 @@ class Blueprint:
     """The small model: its config.json, the model of transformers without memory for weights, and which
     layers of the target it has. `missing`: how many of the target's layers are of a kind that it has not."""
 
-    config: dict[str, Any]
+    config: JsonObject
     model: Any
     kept: tuple[int, ...]
     missing: int
@@ -63,7 +64,7 @@ def design_canary(target: Path, tensor_parallel: int, trust_remote_code: bool) -
         for code in target.glob("*.py"):
             shutil.copy(code, directory)
 
-        def build(whole: dict[str, Any]) -> Any:
+        def build(whole: JsonObject) -> Any:
             write_config(directory, language_model_config(whole))
             with torch.device("meta"):
                 return make_language_model(directory, trust_remote_code)
@@ -161,11 +162,11 @@ def random_weights(like: torch.Tensor) -> torch.Tensor:
 
 
 def shrink(
-    config: dict[str, Any],
+    config: JsonObject,
     tensor_parallel: int,
     kept: Sequence[int] = tuple(range(LAYERS)),
-    resolved: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    resolved: JsonObject | None = None,
+) -> JsonObject:
     """A config.json cut as the module's text says, to the layers `kept`; `resolved` is what to say, of the
     full size, where it leaves that to the architecture's defaults."""
     text = text_config(config)
@@ -182,7 +183,7 @@ def _is_tower(name: str, value: Any) -> bool:
     return isinstance(value, dict) and name.endswith("_config") and name not in ("text_config", "llm_config")
 
 
-def _shrink_tower(tower: dict[str, Any]) -> dict[str, Any]:
+def _shrink_tower(tower: JsonObject) -> JsonObject:
     depths = [tower[name] for name in TOWER_DEPTHS if isinstance(tower.get(name), int)]
     if not depths:
         return tower
@@ -195,7 +196,7 @@ def _shrink_tower(tower: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def _shrink_text(text: dict[str, Any], tensor_parallel: int, kept: Sequence[int]) -> dict[str, Any]:
+def _shrink_text(text: JsonObject, tensor_parallel: int, kept: Sequence[int]) -> JsonObject:
     vocabulary = min(text["vocab_size"], VOCABULARY)
     largest = INTERMEDIATE_PER_DEVICE * tensor_parallel
     small = cut_layers(_without_quantization(text, vocabulary), kept)
@@ -209,7 +210,7 @@ def _shrink_text(text: dict[str, Any], tensor_parallel: int, kept: Sequence[int]
     return small | _few_experts(text)
 
 
-def _few_experts(text: dict[str, Any]) -> dict[str, int]:
+def _few_experts(text: JsonObject) -> dict[str, int]:
     names = [
         name
         for name in ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
@@ -226,7 +227,7 @@ def _few_experts(text: dict[str, Any]) -> dict[str, int]:
     return {name: min(text[name], few) for name in names}
 
 
-def _without_quantization(config: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+def _without_quantization(config: JsonObject, vocabulary: int) -> JsonObject:
     """Without quantization, and with special tokens (one id or several) inside the vocabulary."""
     kept = {name: value for name, value in config.items() if name != "quantization_config"}
     for name, value in kept.items():
@@ -239,5 +240,5 @@ def _without_quantization(config: dict[str, Any], vocabulary: int) -> dict[str, 
     return kept
 
 
-def write_config(directory: Path, config: dict[str, Any]) -> None:
+def write_config(directory: Path, config: JsonObject) -> None:
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -19,13 +19,13 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_data.canary.model import write_config
 from eagle3_data.errors import InputError
+from eagle3_data.records import JsonObject
 from eagle3_data.target import read_model_config, text_config
 from eagle3_data.validation.tensors import tensor_files
 
@@ -57,12 +57,12 @@ class PackedIntegers:
         }, values
 
 
-def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
+def quantization_of(config: JsonObject) -> JsonObject | None:
     """How the weights of a checkpoint are stored, from its config.json; None for plain ones."""
     return config.get("quantization_config") or text_config(config).get("quantization_config")
 
 
-def scheme_of(quantization: dict[str, Any]) -> PackedIntegers | None:
+def scheme_of(quantization: JsonObject) -> PackedIntegers | None:
     """The scheme a `quantization_config` names; None for one that is not covered."""
     groups = list((quantization.get("config_groups") or {}).values())
     if (
@@ -158,7 +158,7 @@ def without_numbers(name: str) -> str:
     return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
-def _restore_quantization(target_config: dict[str, Any], directory: Path) -> None:
+def _restore_quantization(target_config: JsonObject, directory: Path) -> None:
     """Put the target's quantization into the canary's config.json, where the target has it."""
     config = read_model_config(directory)
     outer = target_config.get("quantization_config")

@@ -28,6 +28,7 @@ from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Re
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError, InputError, causes_of, errno_of, headline
 from eagle3_data.findings import Finding
+from eagle3_data.records import JsonObject
 from eagle3_data.records.failures import describe_situation
 from eagle3_data.target import read_model_config, text_config
 from eagle3_data.validation.head import read_head
@@ -154,7 +155,7 @@ def prompts(vocab_size: int) -> list[tuple[int, ...]]:
     return [*plain, forked]
 
 
-def _canary_arguments(settings: EngineSettings, only_target_quantized: bool) -> dict[str, Any]:
+def _canary_arguments(settings: EngineSettings, only_target_quantized: bool) -> JsonObject:
     """The pass's own, but smaller steps; a quantization that says how the target's weights are stored is not
     that of a plain canary."""
     kept = {
@@ -168,7 +169,7 @@ def _canary_arguments(settings: EngineSettings, only_target_quantized: bool) -> 
     return {**kept, **small}
 
 
-def _not_covered(quantization: dict[str, Any] | None) -> list[Finding]:
+def _not_covered(quantization: JsonObject | None) -> list[Finding]:
     if not quantization:
         return []
     title = (

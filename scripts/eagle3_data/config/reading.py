@@ -23,7 +23,7 @@ from pydantic import (
 from eagle3_data.config.sections import Config, Section
 from eagle3_data.errors import ConfigError
 from eagle3_data.hashing import hash_json
-from eagle3_data.records import find_json, write_json
+from eagle3_data.records import JsonObject, find_json, write_json
 from eagle3_data.system.modes import PRIVATE_UMASK
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -59,7 +59,7 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
     )
 
 
-def _fields_at(cls: type[BaseModel], location: tuple[str | int, ...]) -> dict[str, Any]:
+def _fields_at(cls: type[BaseModel], location: tuple[str | int, ...]) -> JsonObject:
     for part in location:
         if isinstance(part, str) and part in cls.model_fields:
             annotation = cls.model_fields[part].annotation
@@ -105,7 +105,7 @@ def load_section(path: str | Path, name: str, cls: type[AnySection]) -> AnySecti
     return validate(cls, values.get(name, {}), f"section `{name}` of {path}")
 
 
-def read_config_file(path: str | Path) -> dict[str, Any]:
+def read_config_file(path: str | Path) -> JsonObject:
     """The content of a config file, JSON or YAML. Raises ConfigError where it cannot be read, is not a
     mapping, or gives a key twice, of which only the last would count."""
     try:
@@ -131,7 +131,7 @@ class _TwiceError(Exception):
     """A key is given twice in one mapping."""
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _pairs(pairs: list[tuple[str, Any]]) -> JsonObject:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

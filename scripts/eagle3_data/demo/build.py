@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from eagle3_data.demo.recipe import Recipe
 from eagle3_data.demo.tokenizer import encode_conversations, train_tokenizer
 from eagle3_data.demo.training import WINDOW, make_states_distinct, train
 from eagle3_data.errors import InputError
-from eagle3_data.records import find_json, write_json
+from eagle3_data.records import JsonObject, find_json, write_json
 from eagle3_data.system.modes import follow_umask
 
 TARGETS = {"tiny-llama": "eagle3_data.demo.tiny_llama", "tiny-kimi": "eagle3_data.demo.tiny_kimi"}
@@ -59,7 +58,7 @@ def build_demo_target(target: str, conversations: str | Path, output: str | Path
         )
 
 
-def read_conversations(path: str | Path) -> list[dict[str, Any]]:
+def read_conversations(path: str | Path) -> list[JsonObject]:
     """The conversations that have messages. Raises InputError naming the line that cannot be read."""
     rows = []
     try:

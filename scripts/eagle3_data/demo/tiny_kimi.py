@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +16,7 @@ from torch import nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from eagle3_data.demo.recipe import Recipe
+from eagle3_data.records import JsonObject
 
 LANGUAGE_MODEL_PREFIX = "language_model."
 ROUTER_BIAS_STD = 0.05
@@ -98,7 +98,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: 
     tokenizer.save_pretrained(directory)
 
 
-def wrapper_config(text_config: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def wrapper_config(text_config: JsonObject, tokenizer: PreTrainedTokenizerFast) -> JsonObject:
     """The config.json of the multimodal wrapper around a DeepSeek-V3 one.
 
     vLLM gives the router its bias only where `topk_method` and `scoring_func` say so; transformers does not

@@ -10,11 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from eagle3_data.demo.recipe import Recipe
+from eagle3_data.records import JsonObject
 
 VOCAB_SIZE = 2000
 
 
-def train_tokenizer(recipe: Recipe, conversations: list[dict[str, Any]]) -> PreTrainedTokenizerFast:
+def train_tokenizer(recipe: Recipe, conversations: list[JsonObject]) -> PreTrainedTokenizerFast:
     """A tokenizer of 2,000 tokens that encodes any text without loss and adds no token that the chat template
     did not write."""
     bpe = Tokenizer(models.BPE())
@@ -36,9 +37,7 @@ def train_tokenizer(recipe: Recipe, conversations: list[dict[str, Any]]) -> PreT
     return tokenizer
 
 
-def encode_conversations(
-    tokenizer: PreTrainedTokenizerFast, conversations: list[dict[str, Any]]
-) -> list[int]:
+def encode_conversations(tokenizer: PreTrainedTokenizerFast, conversations: list[JsonObject]) -> list[int]:
     """The token ids of all conversations, rendered with the chat template, one after the other."""
     ids: list[int] = []
     for conversation in conversations:

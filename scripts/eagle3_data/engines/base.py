@@ -14,9 +14,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from eagle3_data.errors import ConfigError
+from eagle3_data.records import JsonObject
 from eagle3_data.records.failures import Failure, describe_exception
 from eagle3_data.system.modes import follow_umask
 
@@ -34,7 +35,7 @@ class EngineSettings:
     trust_remote_code: bool
     states_root: str
     provenance: dict[str, str] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from eagle3_data.errors import EngineError
+from eagle3_data.records import JsonObject
 from eagle3_data.target import read_model_config, text_config, weight_files
 
 WRAPPED = "language_model."
 """Prefix of the language model's weights in the checkpoint of a wrapper that transformers does not know."""
 
 
-def language_model_class(config: dict[str, Any]) -> Any:
+def language_model_class(config: JsonObject) -> Any:
     """The class of transformers for the architecture a config.json names: model types it does not know
     (`kimi_k2`) may still name an architecture it does (`DeepseekV3ForCausalLM`). None: let transformers' auto
     classes decide."""
@@ -34,7 +35,7 @@ def language_model_class(config: dict[str, Any]) -> Any:
     return found if hasattr(found, "generate") else None
 
 
-def language_model_config(config: dict[str, Any]) -> dict[str, Any]:
+def language_model_config(config: JsonObject) -> JsonObject:
     """The config.json of the model that transformers builds: the whole, or the text part of a wrapper that it
     does not know. Where the text part does not say whether its head is tied, the wrapper does."""
     text = text_config(config)

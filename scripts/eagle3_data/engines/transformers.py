@@ -21,6 +21,7 @@ from eagle3_data.engines.base import (
 )
 from eagle3_data.engines.language_model import decoder_layers, language_model_directory, load_language_model
 from eagle3_data.errors import SampleError
+from eagle3_data.records import JsonObject
 
 
 class TransformersEngine:
@@ -81,7 +82,7 @@ class ReferenceModel:
                 (output if isinstance(output, torch.Tensor) else output[0]).reshape(len(token_ids), -1).cpu()
             )
 
-        def keep_input(_: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def keep_input(_: torch.nn.Module, given: tuple[Any, ...], named: JsonObject) -> None:
             keep(0, given[0] if given else named["hidden_states"])
 
         hooks = [

@@ -8,11 +8,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.engines.base import Extracted, Request, error_path
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.passes.commits import RejectionError, UnwrittenError
+from eagle3_data.records import JsonObject
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.failures import Failure
 from eagle3_data.store import Store
@@ -36,7 +36,7 @@ class StatesCommitter:
     """Commits the states of one pass's samples into `store`."""
 
     def __init__(
-        self, store: Store, expected: Expected, provenance: dict[str, Any], write_timeout_s: float
+        self, store: Store, expected: Expected, provenance: JsonObject, write_timeout_s: float
     ) -> None:
         self._store = store
         self._expected = expected

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS, installed_version
 from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
@@ -39,7 +38,7 @@ from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
 from eagle3_data.progress import Progress
-from eagle3_data.records import write_json
+from eagle3_data.records import JsonObject, write_json
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.failures import Failure, describe_situation
 from eagle3_data.records.run_paths import RunPaths
@@ -332,7 +331,7 @@ class PassRun:
         return StatesCommitter(self._store, expected, self._provenance, job.extraction.write_timeout_s)
 
     @cached_property
-    def _provenance(self) -> dict[str, Any]:
+    def _provenance(self) -> JsonObject:
         """What the sidecar of every sample of this pass says."""
         job = self._job
         return {

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.errors import InputError, headline
 from eagle3_data.passes.batch_records import BatchRecord
@@ -20,7 +19,7 @@ from eagle3_data.passes.lease import LeaseState, is_live
 from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.progress import Progress
-from eagle3_data.records import read_json
+from eagle3_data.records import JsonObject, read_json
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import ABANDONED_S, Sidecar, Store, last_change
@@ -99,7 +98,7 @@ class Summary:
     """One extraction id in short. `tokens` is None where the sidecars were not asked."""
 
     extraction_id: str
-    identity: dict[str, Any]
+    identity: JsonObject
     samples: int
     tokens: int | None
     size_bytes: int

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 from eagle3_data.errors import NO_ROOM, StorageError
 from eagle3_data.log import say
-from eagle3_data.records import Record, remove, write_json
+from eagle3_data.records import JsonObject, Record, remove, write_json
 from eagle3_data.system.places import check_directory, explained
 from eagle3_data.system.processes import Process
 
@@ -162,7 +162,7 @@ class Store:
         """Raises InputError if it is missing or damaged."""
         return Sidecar.read(self.sidecar_path(key))
 
-    def commit(self, key: str, states: Path, sidecar: dict[str, Any]) -> bool:
+    def commit(self, key: str, states: Path, sidecar: JsonObject) -> bool:
         """Take in complete, checked states that lie on the store's file system. False: another writer was
         first."""
         with open(states, "rb") as file:

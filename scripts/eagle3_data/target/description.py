@@ -11,11 +11,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes, hash_json
-from eagle3_data.records import Record
+from eagle3_data.records import JsonObject, Record
 from eagle3_data.target.locate import locate_target
 from eagle3_data.target.weights import LARGEST_HEADER, is_lfs_pointer, weight_problems
 
@@ -58,13 +58,13 @@ class TargetDescription(Record):
     """Where the checkpoint really lay when it was described: `path` may lead through links."""
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: JsonObject) -> JsonObject:
     """The language model's part of a config.json: `text_config` of a multimodal wrapper, else the whole."""
     inner = config.get("text_config") or config.get("llm_config")
     return inner if isinstance(inner, dict) else config
 
 
-def architectures_of(config: dict[str, Any]) -> list[str]:
+def architectures_of(config: JsonObject) -> list[str]:
     """The class names a config.json gives, its own or those of its language model; may be empty. Raises
     InputError if they are not a list of names."""
     given = config.get("architectures") or text_config(config).get("architectures") or []
@@ -78,7 +78,7 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
     return given
 
 
-def read_model_config(directory: Path) -> dict[str, Any]:
+def read_model_config(directory: Path) -> JsonObject:
     """config.json of a checkpoint directory. Raises InputError."""
     try:
         names = set(os.listdir(directory))
@@ -103,7 +103,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     return read_json_object(path)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """A JSON file of a checkpoint. Raises InputError naming the file, what is wrong, and what to do."""
     if not path.is_file():  # also rejects a pipe, on which reading would block
         raise InputError(f"{path} is not a file; download the checkpoint again")
@@ -273,7 +273,7 @@ def describe_target(path: str) -> TargetDescription:
     )
 
 
-def _size(directory: Path, text: dict[str, Any], key: str) -> int:
+def _size(directory: Path, text: JsonObject, key: str) -> int:
     value = text.get(key)
     if value is None:
         raise InputError(
@@ -285,7 +285,7 @@ def _size(directory: Path, text: dict[str, Any], key: str) -> int:
     return value
 
 
-def max_positions(text: dict[str, Any]) -> int:
+def max_positions(text: JsonObject) -> int:
     """`max_position_embeddings` of a language model's configuration, 0 where it does not say. Raises
     InputError."""
     value = text.get("max_position_embeddings") or 0
@@ -296,7 +296,7 @@ def max_positions(text: dict[str, Any]) -> int:
     return value
 
 
-def _quantization(config: dict[str, Any]) -> str:
+def _quantization(config: JsonObject) -> str:
     given = text_config(config).get("quantization_config") or config.get("quantization_config") or {}
     if not isinstance(given, dict):
         raise InputError(

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.errors import message_of
+from eagle3_data.records import JsonObject
 
 LFS_POINTER = b"version https://git-lfs"
 LARGEST_HEADER = 100_000_000
@@ -82,7 +82,7 @@ def tensor_names(path: Path) -> set[str]:
     return set(header)
 
 
-def _parse(text: bytes) -> dict[str, dict[str, Any]]:
+def _parse(text: bytes) -> dict[str, JsonObject]:
     """Name to entry, without the metadata. Raises ValueError."""
     try:
         header = json.loads(text)

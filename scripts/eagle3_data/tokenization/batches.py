@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.hashing import hash_json
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.placement import PlacedSample, StartsBatch
 
 SCHEMA = pa.schema(
@@ -36,7 +36,7 @@ class BatchWriter:
         self._starts_batch = starts_batch
         self._pending: list[PlacedSample] = []
         self._pending_tokens = 0
-        self.batches: dict[str, dict[str, Any]] = {}
+        self.batches: dict[str, JsonObject] = {}
         self.rows: Counter[str] = Counter()
         self.frequencies = np.zeros(vocab_size, np.int64)
         """How often each token id is trained, int64 [V]."""

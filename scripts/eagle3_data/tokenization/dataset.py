@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
-from eagle3_data.records import write_json
+from eagle3_data.records import JsonObject, write_json
 from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
 from eagle3_data.text import counted
@@ -62,7 +61,7 @@ class Tokenized:
     """The content of batches.json, and lines for people: one for each reason of a drop, and what else must
     not go unnoticed."""
 
-    record: dict[str, Any]
+    record: JsonObject
     remarks: list[str]
 
     def summary(self) -> str:
@@ -203,7 +202,7 @@ def _write_batches(
     return batches
 
 
-def _split(batches: BatchWriter, train_ratio: float) -> dict[str, Any]:
+def _split(batches: BatchWriter, train_ratio: float) -> JsonObject:
     train, validation = batches.rows[TRAIN], batches.rows[VALIDATION]
     return {
         "train": train,
@@ -212,7 +211,7 @@ def _split(batches: BatchWriter, train_ratio: float) -> dict[str, Any]:
     }
 
 
-def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> dict[str, Any]:
+def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> JsonObject:
     template = tokenizer.template
     return {
         "class": tokenizer.name,

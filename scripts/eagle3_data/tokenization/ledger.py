@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eagle3_data.records import JsonObject
 from eagle3_data.text import counted
 from eagle3_data.tokenization.placement import PlacedSample
 from eagle3_data.tokenization.reading.rows import NOTICES, REASONS, Drop, Outcome
@@ -60,7 +60,7 @@ class LedgerWriter:
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-        self._pending: list[dict[str, Any]] = []
+        self._pending: list[JsonObject] = []
         self._examples: dict[str, str] = {}
         self.rows = 0
         self.dropped: Counter[str] = Counter()

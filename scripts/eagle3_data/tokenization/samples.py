@@ -14,6 +14,7 @@ from typing import Any
 from eagle3_data.config import Data, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.encoder import Encoded, SpanEncoder
 from eagle3_data.tokenization.masking.grammar import Span
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
@@ -276,7 +277,7 @@ def _value(row: Row) -> Any:
         raise BadRowError("not valid JSON: an integer of too many digits") from None
 
 
-def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """A JSON object. Of a key that is there twice it is not clear which value is meant."""
     found = dict(pairs)
     if len(found) != len(pairs):

@@ -27,6 +27,7 @@ from eagle3_data.engines.language_model import (
     make_language_model,
 )
 from eagle3_data.errors import InputError, headline
+from eagle3_data.records import JsonObject
 from eagle3_data.target import read_model_config
 from eagle3_data.validation.tensors import StoredTensors
 
@@ -124,7 +125,7 @@ def read_head(directory: Path, trust_remote_code: bool = False) -> Head:
         ) from error
 
 
-def _build(directory: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+def _build(directory: Path, config: JsonObject, trust_remote_code: bool) -> Any:
     """The float32 model without memory for weights."""
     with torch.device("meta"):
         if language_model_class(config) is None:  # the auto classes look for remote code beside config.json

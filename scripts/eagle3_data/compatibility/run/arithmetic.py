@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.errors import StorageError
 from eagle3_data.findings import Finding, Level
+from eagle3_data.records import JsonObject
 from eagle3_data.system.places import check_directory, existing_parent
 from eagle3_data.target import max_positions, text_config
 from eagle3_data.target.layers import layer_problems
@@ -75,7 +75,7 @@ def check_length(needed: int, positions: int) -> list[Finding]:
     ]
 
 
-def positions_of(model_config: dict[str, Any]) -> int:
+def positions_of(model_config: JsonObject) -> int:
     """Positions vLLM will grant: those of config.json, or what rotary scaling stretches them to; 0 where none
     are given.
 
@@ -94,7 +94,7 @@ def positions_of(model_config: dict[str, Any]) -> int:
     return max(given, int(stretched)) if math.isfinite(stretched) else given
 
 
-def check_tensor_parallel(model_config: dict[str, Any], tensor_parallel: int) -> list[Finding]:
+def check_tensor_parallel(model_config: JsonObject, tensor_parallel: int) -> list[Finding]:
     """Whether attention heads and vocabulary split over the devices."""
     text = text_config(model_config)
     heads = text.get("num_attention_heads")

@@ -16,11 +16,10 @@ import threading
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.findings import Finding
 from eagle3_data.hashing import hash_json
-from eagle3_data.records import find_json, write_json
+from eagle3_data.records import JsonObject, find_json, write_json
 
 TIMEOUT_S = 180.0
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1"}
@@ -84,7 +83,7 @@ class Importing:
             return [self._unknown(f"took more than {TIMEOUT_S:.0f} s")]
         last = self._output.rstrip().rpartition("\n")[2]
         try:
-            answer: dict[str, Any] = json.loads(last)
+            answer: JsonObject = json.loads(last)
         except ValueError:
             return [self._unknown(f"ended with exit code {self._process.returncode}: {last or 'no output'}")]
         if answer:
@@ -93,7 +92,7 @@ class Importing:
             write_json(self._record, {"modules": list(self._modules)})
         return []
 
-    def _failed(self, answer: dict[str, Any]) -> Finding:
+    def _failed(self, answer: JsonObject) -> Finding:
         message = f"{answer['type']}: {answer['message']}"
         if not answer["is_import"] or any(word in answer["message"] for word in OF_THE_MACHINE):
             return self._unknown(f"failed: {message}")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from eagle3_data.compatibility.client import versions
 from eagle3_data.compatibility.run import arithmetic
@@ -24,6 +23,7 @@ from eagle3_data.compatibility.vllm.wire_contract import EnginePlan
 from eagle3_data.config import Compatibility, Extraction, Tokenization, TrainingSet
 from eagle3_data.config import Target as TargetSection
 from eagle3_data.findings import Finding, Findings, accept, in_order
+from eagle3_data.records import JsonObject
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.system import devices
 from eagle3_data.system.links import possible_link
@@ -190,9 +190,7 @@ def check_tokenizer(
     return check_files(target.path, target.vocab_size, section.trust_remote_code, tokenization)
 
 
-def describe(
-    target: TargetDescription, workload: arithmetic.Workload, extraction: Extraction
-) -> dict[str, Any]:
+def describe(target: TargetDescription, workload: arithmetic.Workload, extraction: Extraction) -> JsonObject:
     """What was judged, for the report."""
     return {
         "target": (

@@ -22,6 +22,7 @@ from eagle3_data.compatibility.vllm.models import Architecture, ModelRegistry, c
 from eagle3_data.compatibility.vllm.wire_contract import EnginePlan, check_contract, check_engine_arguments
 from eagle3_data.errors import InputError
 from eagle3_data.findings import Finding, in_order
+from eagle3_data.records import JsonObject
 from eagle3_data.target import architectures_of, read_model_config, text_config
 from eagle3_data.target.layers import default_layers
 
@@ -30,14 +31,14 @@ from eagle3_data.target.layers import default_layers
 class Model:
     """What stage A needs of a config.json."""
 
-    config: dict[str, Any]
+    config: JsonObject
     architecture: str
     text_architecture: str
     model_type: str
     num_hidden_layers: int
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Model:
+    def of(cls, config: JsonObject) -> Model:
         """Raises InputError where the configuration is not that of a decoder language model."""
         text = text_config(config)
         architectures = architectures_of(config)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_data.findings import Finding
+from eagle3_data.records import JsonObject
 from eagle3_data.target.tokenizer import TEKKEN
 
 Ids = Mapping[str, int]
@@ -29,9 +30,9 @@ class TokenFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._read: dict[str, dict[str, Any]] = {}
+        self._read: dict[str, JsonObject] = {}
 
-    def record(self, name: str) -> dict[str, Any]:
+    def record(self, name: str) -> JsonObject:
         if name not in self._read:
             try:
                 value = json.loads((self.directory / name).read_text(encoding="utf-8"))
@@ -71,7 +72,7 @@ class TokenFiles:
         }
 
     @property
-    def model(self) -> dict[str, Any]:
+    def model(self) -> JsonObject:
         """The model of tokenizer.json."""
         model = self.record("tokenizer.json").get("model")
         return model if isinstance(model, dict) else {}
@@ -139,7 +140,7 @@ def _without_token(files: TokenFiles, known: set[int]) -> list[Finding]:
     return findings
 
 
-def _named_ids(record: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _named_ids(record: JsonObject) -> Iterator[tuple[str, int]]:
     """Each key that names a token's id, with the id."""
     for key, value in record.items():
         if isinstance(value, dict):

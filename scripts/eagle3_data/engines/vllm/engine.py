@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 
 from eagle3_data.engines.base import EngineSettings, Extracted, Rejected, Request
 from eagle3_data.errors import EngineError, SampleError
+from eagle3_data.records import JsonObject
 from eagle3_data.target import read_model_config, text_config
 
 
@@ -60,7 +61,7 @@ def _result(output: Any) -> Extracted:
     return Extracted(key=output.request_id, states_path=path, greedy_token=output.outputs[0].token_ids[0])
 
 
-def llm_arguments(settings: EngineSettings) -> dict[str, Any]:
+def llm_arguments(settings: EngineSettings) -> JsonObject:
     """The arguments of `vllm.LLM`: the user's engine arguments plus those the workflow owns."""
     config = read_model_config(Path(settings.model_path))
     text = text_config(config)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import chain, filterfalse
 from typing import Any
 
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
 from eagle3_data.tokenization.reading.messages import REASONING_FIELDS
 
-Message = dict[str, Any]
+Message = JsonObject
 
 PRIVATE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010fffd]")
 """The private use areas. What of them the conversation itself holds is not used as a mark."""
@@ -156,7 +157,7 @@ class Marks:
                     return head + opened + reasoning + closing + self._put(index, CONTENT, answer)
         return self._put(index, CONTENT, content)
 
-    def _call(self, index: int, number: int, call: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, index: int, number: int, call: JsonObject) -> JsonObject:
         function = call["function"]
         if self._depth.names:
             identity = call.get("id")

@@ -10,10 +10,11 @@ from itertools import count, product
 from typing import Any
 
 from eagle3_data.hashing import hash_bytes
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.messages import REASONING_FIELDS, joined
 from eagle3_data.tokenization.reading.rows import DropError
 
-Message = dict[str, Any]
+Message = JsonObject
 
 ARGUMENT, NAME, IDENTITY = "qArgumentq", "qNameq", "qIdentityq"
 """Stand in for parts of a call that are looked for in a rendering. Plain letters, which JSON and Python write
@@ -24,7 +25,7 @@ SHORT_IDENTITY = "call00001"
 
 ONE, TWO = "qOneq", "qTwoq"
 
-TOOLS: list[dict[str, Any]] = [
+TOOLS: list[JsonObject] = [
     {
         "type": "function",
         "function": {
@@ -38,7 +39,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-Tools = list[dict[str, Any]] | None
+Tools = list[JsonObject] | None
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class MessageStyle:
             prepared.append(message)
         return prepared
 
-    def _call(self, call: dict[str, Any], number: int) -> dict[str, Any]:
+    def _call(self, call: JsonObject, number: int) -> JsonObject:
         function = call["function"]
         return {
             **call,

@@ -14,6 +14,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3_data.errors import InputError, headline
+from eagle3_data.records import JsonObject
 from eagle3_data.system.bounds import RunawayError, call_bounded
 from eagle3_data.tokenization.masking.style import Message, MessageStyle, Tools
 from eagle3_data.tokenization.reading.rows import BadRowError, DropError
@@ -107,7 +108,7 @@ class ChatTemplate:
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
 
-    def _rendered(self, messages: Sequence[Message], options: dict[str, Any]) -> str:
+    def _rendered(self, messages: Sequence[Message], options: JsonObject) -> str:
         if self._own_way:
             return str(self._own_way(list(messages), tokenize=False, **options))
         return str(render_jinja_template([messages], **options)[0][0])

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from eagle3_data.config import Source
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.fields import (
     ANSWERS,
     CHOSEN,
@@ -37,7 +38,7 @@ Turns = list[Any]
 TURNS_AS_JSON = re.compile(r'\s*\[\s*\{\s*"(?:role|from)"\s*:')
 
 
-def read_turns(row: dict[str, Any], source: Source) -> Conversation:
+def read_turns(row: JsonObject, source: Source) -> Conversation:
     """A conversation whose turns are in one field. Raises BadRowError, DropError."""
     fields = Fields(row, source)
     names = (source.field,) if source.field else TURNS
@@ -51,7 +52,7 @@ def read_turns(row: dict[str, Any], source: Source) -> Conversation:
     return _conversation(turns, fields, source)
 
 
-def read_prompt_response(row: dict[str, Any], source: Source) -> Conversation:
+def read_prompt_response(row: JsonObject, source: Source) -> Conversation:
     """A conversation of a prompt and a response, each a text or messages. Raises BadRowError, DropError."""
     fields = Fields(row, source)
     prompt = fields.required((source.field,) if source.field else (*PROMPTS, *INPUTS), "field")
@@ -157,7 +158,7 @@ def _conversation(turns: Turns, fields: Fields, source: Source) -> Conversation:
     return Conversation(messages, tools, untrained, tuple(notices))
 
 
-def _message(turn: Any, number: int, source: Source) -> tuple[dict[str, Any], bool | None]:
+def _message(turn: Any, number: int, source: Source) -> tuple[JsonObject, bool | None]:
     """A turn as a message, and whether the turn is to be trained, if it says so."""
     try:
         if not isinstance(turn, dict):
@@ -203,7 +204,7 @@ def _system(messages: Turns, fields: Fields, source: Source) -> str:
     return ""
 
 
-def _tools(fields: Fields, source: Source) -> list[dict[str, Any]] | None:
+def _tools(fields: Fields, source: Source) -> list[JsonObject] | None:
     tools = fields.row.get(source.tools_field)
     if not tools or (isinstance(tools, str) and not tools.strip()):
         return None
@@ -214,7 +215,7 @@ def _tools(fields: Fields, source: Source) -> list[dict[str, Any]] | None:
     return tools or None
 
 
-def _misnamed(row: dict[str, Any], source: Source) -> list[Notice]:
+def _misnamed(row: JsonObject, source: Source) -> list[Notice]:
     """Fields that the configuration names, where the row does not have them. One row may lack a field that
     others have; whether all do is for the summary to see."""
     named = {"system_field": source.system_field, "input_field": source.input_field}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from eagle3_data.config import Source
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.rows import BadRowError, Notice
 
 TURNS = ("messages", "conversations", "conversation", "traj")
@@ -88,7 +89,7 @@ TEXTS_OF_TURNS = ("reasoning_content", "reasoning", "thinking")
 class Fields:
     """A row's fields, and which of them were used."""
 
-    def __init__(self, row: dict[str, Any], source: Source) -> None:
+    def __init__(self, row: JsonObject, source: Source) -> None:
         """Where the source names a field, its usual names are passed over on purpose."""
         self.row = row
         self.used: set[str] = set()
@@ -135,7 +136,7 @@ class Fields:
         )
 
 
-def ignored_in_turns(turns: Sequence[dict[str, Any]]) -> tuple[Notice, ...]:
+def ignored_in_turns(turns: Sequence[JsonObject]) -> tuple[Notice, ...]:
     """The meaningful fields of turns that are not used."""
     found = Counter(
         name for turn in turns for name in turn.keys() & MEANINGFUL_IN_TURNS if _says_something(turn[name])
@@ -150,7 +151,7 @@ def ignored_in_turns(turns: Sequence[dict[str, Any]]) -> tuple[Notice, ...]:
     return tuple(Notice("ignored-field", f"{name} of a turn", count) for name, count in sorted(found.items()))
 
 
-def missing(row: dict[str, Any], names: tuple[str, ...], key: str) -> BadRowError:
+def missing(row: JsonObject, names: tuple[str, ...], key: str) -> BadRowError:
     """The error for a row that has none of the fields."""
     if present := next((name for name in names if name in row), ""):
         return BadRowError(f"field {present!r} is null")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eagle3_data.config import Source
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.conversations import read_prompt_response, read_turns
 from eagle3_data.tokenization.reading.fields import (
     CHOSEN,
@@ -27,7 +28,7 @@ OWN_NAMES = ("id", "conversation_id", "uuid", "question_id", "prompt_id")
 ROW_FLAGS = ("train", "trainable", "weight")
 """Fields of a row that are false, or 0, where none of it is to be trained."""
 
-Reader = Callable[[dict[str, Any], Source], Content]
+Reader = Callable[[JsonObject, Source], Content]
 
 
 def read_row(row: Any, source: Source) -> Content:
@@ -58,7 +59,7 @@ def own_name(row: Any) -> str:
     return ""
 
 
-def _layout_of(row: dict[str, Any], source: Source) -> str:
+def _layout_of(row: JsonObject, source: Source) -> str:
     """Decided by the value of the source's `field`, or by which of the usual fields are present."""
 
     def has(*names: str) -> bool:
@@ -86,7 +87,7 @@ def _is_json_of_turns(text: str) -> bool:
     return text.lstrip().startswith("[{") and text.rstrip().endswith("}]")
 
 
-def _text(row: dict[str, Any], source: Source) -> FormattedText:
+def _text(row: JsonObject, source: Source) -> FormattedText:
     fields = Fields(row, source)
     text = fields.required((source.field,) if source.field else TEXTS, "field")
     if not isinstance(text, str):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from eagle3_data.records import JsonObject
+
 FIELDS = frozenset(
     f"{kind}{suffix}"
     for kind in ("image", "img", "video", "audio", "picture", "photo")
@@ -24,7 +26,7 @@ PLACEHOLDER = re.compile(
 """What stands in a text for media: LLaVA's and LLaMA-Factory's `<image>`, and the tokens of known models."""
 
 
-def field_with_media(row: dict[str, Any]) -> str:
+def field_with_media(row: JsonObject) -> str:
     """The first field of a row or turn that names media and is not empty; empty if there is none."""
     return next((name for name, value in row.items() if name.lower() in FIELDS and _is_given(value)), "")
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.rows import BadRowError
 
 ROLES = {
@@ -25,7 +26,7 @@ SHOWN = 40
 """Characters of a name from the data that an error message repeats."""
 
 
-def sharegpt_message(turn: dict[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
+def sharegpt_message(turn: JsonObject, roles: Mapping[str, str]) -> JsonObject:
     """A message from `{"from": ..., "value": ...}`. Raises BadRowError."""
     role = _role(turn, "from", roles)
     if "value" not in turn:
@@ -35,7 +36,7 @@ def sharegpt_message(turn: dict[str, Any], roles: Mapping[str, str]) -> dict[str
     return {"role": role, "content": _text_or_empty(role, turn["value"]), **_reasoning(turn)}
 
 
-def openai_message(turn: dict[str, Any], roles: Mapping[str, str]) -> dict[str, Any]:
+def openai_message(turn: JsonObject, roles: Mapping[str, str]) -> JsonObject:
     """A message from `{"role": ..., "content": ..., "tool_calls": [...]}`, also with the older
     `function_call`. Raises BadRowError."""
     role = _role(turn, "role", roles)
@@ -47,7 +48,7 @@ def openai_message(turn: dict[str, Any], roles: Mapping[str, str]) -> dict[str, 
     content = turn.get("content")
     if role == "tool" and isinstance(content, dict):
         content = json.dumps(content, ensure_ascii=False)
-    message: dict[str, Any] = {"role": role, **_reasoning(turn)}
+    message: JsonObject = {"role": role, **_reasoning(turn)}
     message["content"] = text_of(content) if calls else _text_or_empty(role, content)
     message.update({name: turn[name] for name in ("name", "tool_call_id") if isinstance(turn.get(name), str)})
     if calls:
@@ -106,7 +107,7 @@ def _text_or_empty(role: str, content: Any) -> str | list[dict[str, str]]:
     return text or ""
 
 
-def _role(turn: dict[str, Any], field: str, roles: Mapping[str, str]) -> str:
+def _role(turn: JsonObject, field: str, roles: Mapping[str, str]) -> str:
     name = turn.get(field)
     if not isinstance(name, str):
         raise BadRowError(f"has no {field!r}")
@@ -119,7 +120,7 @@ def _role(turn: dict[str, Any], field: str, roles: Mapping[str, str]) -> str:
     return role
 
 
-def _reasoning(turn: dict[str, Any]) -> dict[str, str]:
+def _reasoning(turn: JsonObject) -> dict[str, str]:
     """Templates read either name, so both are given."""
     text = next(
         (turn[name] for name in REASONING_FIELDS if isinstance(turn.get(name), str) and turn[name].strip()),
@@ -128,7 +129,7 @@ def _reasoning(turn: dict[str, Any]) -> dict[str, str]:
     return {} if text is None else dict.fromkeys(REASONING_FIELDS, text)
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
+def _tool_call(call: Any) -> JsonObject:
     function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRowError("has a tool call without a function name")

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from eagle3_data.records import JsonObject
+
 REASONS = {
     "bad-row": "the row cannot be read as its layout says",
     "not-drawn": "left out by the source's weight",
@@ -100,8 +102,8 @@ class Conversation:
     `untrained`: indices of the assistant's messages that the data marks as context only.
     """
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: list[JsonObject]
+    tools: list[JsonObject] | None = None
     untrained: frozenset[int] = frozenset()
     notices: tuple[Notice, ...] = ()
 

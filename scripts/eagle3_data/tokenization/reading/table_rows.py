@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.errors import InputError, headline
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.rows import Row
 
 ROWS_AT_ONCE = 256
@@ -65,7 +66,7 @@ def without_filling(value: Any, open_fields: frozenset[str], inside: bool = Fals
     return value
 
 
-def _values(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], str]]:
+def _values(batch: pa.RecordBatch) -> Iterator[tuple[JsonObject, str]]:
     """The rows of a batch, each with an empty text, or with why it cannot be read."""
     try:
         values = batch.to_pylist(maps_as_pydicts="strict")
@@ -76,7 +77,7 @@ def _values(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], str]]:
         yield from ((value, "") for value in values)
 
 
-def _value(batch: pa.RecordBatch, index: int) -> tuple[dict[str, Any], str]:
+def _value(batch: pa.RecordBatch, index: int) -> tuple[JsonObject, str]:
     value = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

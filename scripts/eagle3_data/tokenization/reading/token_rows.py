@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from eagle3_data.config import Source
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.fields import IDS, Fields, missing
 from eagle3_data.tokenization.reading.messages import SHOWN
 from eagle3_data.tokenization.reading.rows import BadRowError, DropError, TokenizedRow
@@ -19,7 +20,7 @@ IGNORED = -100
 MASK_LIKE = re.compile(r"^(?!special_tokens_).*(mask|label)", re.IGNORECASE)
 
 
-def read_tokens(row: dict[str, Any], source: Source) -> TokenizedRow:
+def read_tokens(row: JsonObject, source: Source) -> TokenizedRow:
     """Raises BadRowError, or DropError for a row of no tokens."""
     ids = _list(Fields(row, source).required((source.field,) if source.field else IDS, "field"))
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
@@ -34,7 +35,7 @@ def read_tokens(row: dict[str, Any], source: Source) -> TokenizedRow:
     )
 
 
-def _mask_name(row: dict[str, Any], source: Source, length: int) -> str:
+def _mask_name(row: JsonObject, source: Source, length: int) -> str:
     """The field with the row's mask, empty if it has none. Raises BadRowError where there should be one, or
     may be one under another name."""
     names = (source.mask_field,) if source.mask_field else MASKS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.reading.rows import BadRowError
 
 WANTED = (
@@ -26,7 +27,7 @@ FLAGS = frozenset((*WANTED, *UNWANTED, DETAIL))
 WORDS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False, "": None}
 
 
-def training_flag(turn: dict[str, Any]) -> bool | None:
+def training_flag(turn: JsonObject) -> bool | None:
     """Whether the turn is to be trained, None if it does not say. Raises BadRowError for a flag that is none.
 
     A turn of which a part is not to be trained is not trained at all.
