@@ -1,11 +1,15 @@
 """Every skip needs a reason that tests/expected_skips.txt foresees; any other one fails the run, so that a
 test cannot quietly stop to run."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# More threads for each of several tests at once only wait for one another: what computes costs twice as much.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 EXPECTED = [
     re.compile(line)

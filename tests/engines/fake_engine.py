@@ -3,7 +3,7 @@ about states.
 
 Faults are read anew for every request from the JSON file named by FAKE_ENGINE_FAULTS:
 {"start": "message"}            the engine does not start
-{"start_sleep_s": 60}           ... or takes its time
+{"hold_start": true}            ... or loads for as long as this is said
 {"refuse": {key: "message"}}    submit raises SampleError
 {"write": {key: errno}}         the write of the states fails with that errno
 {"wrong": {key: "zeros"}}       all-zero states; "ids": another sample's token ids
@@ -48,7 +48,8 @@ class FakeEngine:
         self.versions = {"fake": "1"}
         if message := faults().get("start"):
             raise EngineError(message)
-        time.sleep(faults().get("start_sleep_s", 0))
+        while faults().get("hold_start"):
+            time.sleep(HOLD_LOOK_S)
         self._settings = settings
         self._hidden_size = json.loads((Path(settings.model_path) / "config.json").read_text())["hidden_size"]
         self._waiting: list[Request] = []

@@ -18,7 +18,7 @@ from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import SampleFile
-from integration.workflow import Workflow, wait_for
+from integration.workflow import PATIENCE_S, Workflow, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +158,7 @@ def test_an_engine_that_dies_too_often_ends_the_pass_and_blames_no_sample(fast: 
 
 
 def test_an_engine_that_does_not_load_in_time_is_ended(fast: Workflow) -> None:
-    fast.faults = {"start_sleep_s": 600}
+    fast.faults = {"hold_start": True}
     fast.config["extraction"]["load_timeout_s"] = 2
     ledger = fast.run_pass()
     assert "did not start within extraction.load_timeout_s = 2 s" in ledger["failure"]["message"]
@@ -225,7 +225,7 @@ def test_a_disk_that_is_full_at_the_start_is_named_and_it_goes_on_when_there_is_
     with contextlib.suppress(OSError):
         ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free + 4096))
     assert shutil.disk_usage(small_disk).free == 0
-    assert fast.start_pass().wait(60) == 1
+    assert fast.start_pass().wait(PATIENCE_S) == 1
     assert "StorageError: the disk is full" in (told := (fast.directory / "pass.log").read_text())
     assert told.rstrip().endswith("make room and run the same command again")
     ballast.unlink()
@@ -265,7 +265,7 @@ def test_two_workflows_on_one_store_at_once_both_finish_and_write_each_key_once(
         )  # both found all samples missing
         for workflow in workflows:
             workflow.set_faults({"sleep_s": 0.1})
-        outputs = [snakemake.communicate(timeout=300)[0] for snakemake in running]
+        outputs = [snakemake.communicate(timeout=PATIENCE_S)[0] for snakemake in running]
     finally:
         other.end()
     assert [snakemake.returncode for snakemake in running] == [0, 0], outputs

@@ -18,7 +18,7 @@ from eagle3_data.config import load_config
 from eagle3_data.passes.planning import Plan
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.system.modes import current_umask
-from integration.workflow import Workflow, wait_for
+from integration.workflow import PATIENCE_S, Workflow, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_what_one_pass_has_begun_another_leaves_to_it(two):
     assert len(two.computed(second)) > 1
     assert fast.poll() is None, "it waits for what the other has begun"
     first.set_faults({})
-    assert (slow.wait(60), fast.wait(60)) == (0, 0)
+    assert (slow.wait(PATIENCE_S), fast.wait(PATIENCE_S)) == (0, 0)
     assert sorted(two.computed(first) + two.computed(second)) == sorted(first.all_keys())
     assert "is extracting some of the same samples" in (second.directory / "pass.log").read_text()
     for workflow in two:
@@ -95,7 +95,7 @@ def test_what_a_killed_pass_had_begun_is_taken_over(two):
     taking_over = second.start_pass()
     wait_for(lambda: set(two.computed(second)) == set(second.all_keys()) - two.begun(killed))
     os.killpg(killed.pid, signal.SIGKILL)
-    assert taking_over.wait(60) == 0
+    assert taking_over.wait(PATIENCE_S) == 0
     assert sorted(two.computed(second)) == sorted(second.all_keys())
     two.assert_all_complete(second)
     assert two.claims() == []
@@ -105,7 +105,7 @@ def test_four_at_once_compute_every_sample_once(four):
     for workflow in four:
         workflow.set_faults({"sleep_s": 0.1})
     passes = [workflow.start_pass() for workflow in four]
-    assert [process.wait(120) for process in passes] == [0, 0, 0, 0]
+    assert [process.wait(PATIENCE_S) for process in passes] == [0, 0, 0, 0]
     assert sorted(key for workflow in four for key in four.computed(workflow)) == sorted(four[0].all_keys())
     for workflow in four:
         four.assert_all_complete(workflow)

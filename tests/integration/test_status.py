@@ -11,14 +11,14 @@ import subprocess
 import pytest
 
 from eagle3_data.records import write_json
-from integration.workflow import Run, Workflow, wait_for
+from integration.workflow import PATIENCE_S, Run, Workflow, wait_for
 
 pytestmark = pytest.mark.slow
 
 
 def start_loading(workflow: Workflow) -> subprocess.Popen[str]:
-    """A run whose pass loads a model, and would for a minute."""
-    workflow.faults = {"start_sleep_s": 60}
+    """A run whose pass loads a model, and would forever."""
+    workflow.faults = {"hold_start": True}
     snakemake = workflow.start("extract")
     wait_for(lambda: ": loading for" in workflow.status())
     return snakemake
@@ -28,7 +28,7 @@ def kill_the_pass(workflow: Workflow, snakemake: subprocess.Popen[str]) -> str:
     """As the kernel does where memory is short. Returns the run's last lines."""
     (lease,) = workflow.results.glob("extraction/running/*-of-*.json")
     os.kill(json.loads(lease.read_text())["pid"], signal.SIGKILL)
-    output = snakemake.communicate(timeout=60)[0]
+    output = snakemake.communicate(timeout=PATIENCE_S)[0]
     assert snakemake.returncode != 0
     return output.rpartition("\nresults/")[2]
 

@@ -22,7 +22,7 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.store import ABANDONED_S
 from eagle3_data.store.states import open_states
 from integration.fixtures import fast_config
-from integration.workflow import Workflow, conversation, wait_for, write_jsonl
+from integration.workflow import PATIENCE_S, Workflow, conversation, wait_for, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def test_a_stopped_pass_writes_its_ledger_and_keeps_what_is_finished(
     supervisor = half_done(fast)
     engines = engines_of(supervisor)
     supervisor.send_signal(signal_number)
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(PATIENCE_S) == 0
     assert engines and not living(engines)
     record = json.loads(fast.ledger("001").read_text())
     assert record["failure"]["message"] == f"the pass was stopped by {signal.Signals(signal_number).name}"
@@ -81,7 +81,7 @@ def test_no_engine_outlives_a_killed_supervisor_and_its_leftovers_are_cleaned(fa
     os.kill(supervisor.pid, signal.SIGKILL)
     supervisor.wait()
     assert engines
-    wait_for(lambda: not living(engines), 10)
+    wait_for(lambda: not living(engines))
     assert list(fast.directory.glob("results/store/*/incoming/*"))
     assert list(fast.results.glob("extraction/running/*-of-*.json"))
     fast.faults = {}
@@ -101,7 +101,7 @@ def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflo
     second = fast.start_pass("002")
     wait_for(lambda: "another pass is extracting this run" in (fast.directory / "pass.log").read_text())
     fast.set_faults({})
-    assert first.wait(60) == second.wait(60) == 0
+    assert first.wait(PATIENCE_S) == second.wait(PATIENCE_S) == 0
     ledgers = [json.loads(fast.ledger(number).read_text()) for number in ("001", "002")]
     assert [ledger["samples_extracted"] for ledger in ledgers] == [10, 0]
     assert [ledger["model_loads"] for ledger in ledgers] == [1, 0]
@@ -110,16 +110,14 @@ def test_a_second_pass_waits_for_the_first_and_finds_the_work_done(fast: Workflo
 
 def test_a_pass_whose_lease_another_took_while_it_stood_still_stops(fast: Workflow) -> None:
     """The other's lease lies there, as it does when the first one was frozen for over a minute."""
-    fast.faults = {"sleep_s": 3.0}
-    first = fast.start_pass()
-    wait_for(lambda: len(fast.stored()) >= 1)
+    first = half_done(fast)
     (lease,) = fast.results.glob("extraction/running/*-of-*.json")
 
     def has_ended_beside_another() -> bool:
         write_json(lease, {**read_json(lease), "token": "another's"})
         return first.poll() is not None
 
-    wait_for(has_ended_beside_another, 30)
+    wait_for(has_ended_beside_another)
     assert first.returncode == 0
     assert (
         "the pass stalled and lost its lease to another"
@@ -136,7 +134,7 @@ def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_li
 ) -> None:
     another = fast.copy(fast.directory.with_name("another"))
     another.config["extraction"]["store"] = str(fast.directory / "results/store")
-    fast.faults = {"start_sleep_s": 15}
+    fast.faults = {"hold_start": True}
     loading = fast.start_pass()
     wait_for(lambda: list(fast.directory.glob("results/store/*/incoming/*/owner.json")))
     (owner,) = fast.directory.glob("results/store/*/incoming/*/owner.json")
@@ -150,7 +148,8 @@ def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_li
     sharing = another.start_pass()
     wait_for(lambda: not dead.exists())
     assert owner.exists()
-    assert (loading.wait(60), sharing.wait(60)) == (0, 0)
+    fast.set_faults({})
+    assert (loading.wait(PATIENCE_S), sharing.wait(PATIENCE_S)) == (0, 0)
     assert len(fast.stored()) == 10
     another.end()
 
@@ -162,30 +161,45 @@ def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(
     fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = (
         64  # one sample at a time
     )
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + 50))
-    supervisor = half_done(fast)
-    wait_for(lambda: "stopping: the job's walltime ends in" in (fast.directory / "pass.log").read_text())
+    fast.hold_all_but(HALF)
+
+    def stops() -> bool:
+        return "stopping: the job's walltime ends in" in (fast.directory / "pass.log").read_text()
+
+    for walltime_s in (45, 90, 180):  # the shortest in which this machine extracts so many samples
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + walltime_s))
+        before = len(fast.stored())
+        supervisor = fast.start_pass()
+        wait_for(lambda: len(fast.stored()) >= HALF or stops())
+        if not stops():
+            break
+        supervisor.kill()
+        supervisor.wait()
+        (fast.directory / "pass.log").unlink()
+    wait_for(stops)
     fast.set_faults({})
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(PATIENCE_S) == 0
     ledger = json.loads(fast.ledger("001").read_text())
     assert "walltime ends in" in ledger["failure"]["message"]
-    assert ledger["samples_extracted"] == HALF + 1, "the engine finishes the sample it has"
+    assert before + ledger["samples_extracted"] == HALF + 1, "the engine finishes the sample it has"
     assert "failed" not in {outcome["state"] for outcome in ledger["batches"].values()}
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     fast.faults = {}
-    assert fast.run_pass("002")["samples_extracted"] == 10 - ledger["samples_extracted"]
+    assert fast.run_pass("002")["samples_extracted"] == 10 - HALF - 1
 
 
 def test_status_shows_a_running_pass_while_snakemake_holds_its_lock_and_a_table_afterwards(
     fast: Workflow,
 ) -> None:
     poison = fast.keys("00001")[0]
-    fast.faults = {"sleep_s": 2.0, "refuse": {poison: "refused for the test"}}
+    refuse = {"refuse": {poison: "refused for the test"}}
+    fast.faults = {"hold": fast.all_keys()[2 * HALF :], **refuse}
     snakemake = fast.start("extract")
     wait_for(
         lambda: "extracting" in (told := fast.status()) and "samples, 1 failed" in told and " left" in told
     )
-    snakemake.communicate(timeout=60)
+    fast.set_faults(refuse)
+    snakemake.communicate(timeout=PATIENCE_S)
     fast.faults = {}
     table = fast.run("status")
     assert table.returncode == 0
@@ -210,7 +224,7 @@ def test_a_signal_to_snakemakes_whole_group_loses_nothing(fast: Workflow, signal
     snakemake = fast.start("extract")
     wait_for(lambda: len(fast.stored()) >= HALF)
     os.killpg(snakemake.pid, signal_number)
-    output = snakemake.communicate(timeout=60)[0]
+    output = snakemake.communicate(timeout=PATIENCE_S)[0]
     assert snakemake.returncode != 0
     assert json.loads(fast.ledger("001").read_text())["failure"], "the ledger of the stopped pass is written"
     assert len(fast.stored()) == HALF, output
@@ -369,10 +383,10 @@ def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command
         ("assemble_training_set.log", "training_set/provenance.json"),
     ):
         snakemake = workflow.start("all")
-        wait_for((workflow.logs / log).exists, 300)
+        wait_for((workflow.logs / log).exists)
         snakemake.kill()
         snakemake.communicate()
-        wait_for((workflow.results / made).exists, 300)
+        wait_for((workflow.results / made).exists)
         assert workflow.run("--unlock").returncode == 0
     run = workflow.run("all")
     assert run.returncode == 0, run.output

@@ -21,6 +21,8 @@ import yaml
 from eagle3_data.config import load_config, write_sections
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 300
+"""For what must happen; only a test that fails waits so long."""
 FAKE_ENGINE = "fake_engine:FakeEngine"
 TRANSFORMERS_ENGINE = "eagle3_data.engines.transformers:TransformersEngine"
 
@@ -195,7 +197,7 @@ class Workflow:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def run_pass(self, number: str = "001", timeout: float = 120) -> dict[str, Any]:
+    def run_pass(self, number: str = "001", timeout: float = PATIENCE_S) -> dict[str, Any]:
         """A whole pass without Snakemake; returns its ledger."""
         process = self.start_pass(number)
         try:
@@ -267,8 +269,8 @@ class Workflow:
         return (self.logs / name).exists() and text in self.log(name)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)

@@ -25,13 +25,9 @@ USUAL = [
     "Cohere2ForCausalLM",  # LayerNorm, tied and scaled by the class's defaults
     "Gemma2ForCausalLM",  # 1 + w, capped logits, tied by the class's default
     "GPTNeoXForCausalLM",  # other names
-    "GraniteForCausalLM",
     "Lfm2ForCausalLM",  # the final norm is called embedding_norm
     "NemotronForCausalLM",  # LayerNorm, 1 + w
-    "NemotronHForCausalLM",
     "PhiForCausalLM",  # bias in the head
-    "Qwen3NextForCausalLM",
-    "StableLmForCausalLM",
 ]
 OTHERS = [
     "AfmoeForCausalLM",
@@ -52,6 +48,7 @@ OTHERS = [
     "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
     "GPTBigCodeForCausalLM",
+    "GraniteForCausalLM",
     "GptOssForCausalLM",
     "HunYuanDenseV1ForCausalLM",
     "HunYuanMoEV1ForCausalLM",
@@ -60,6 +57,7 @@ OTHERS = [
     "MiniMaxM2ForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
+    "NemotronHForCausalLM",
     "OlmoForCausalLM",
     "Olmo2ForCausalLM",
     "Olmo3ForCausalLM",
@@ -67,10 +65,12 @@ OTHERS = [
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "SeedOssForCausalLM",
     "SmolLM3ForCausalLM",
+    "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
 ]
 
@@ -99,30 +99,26 @@ def last_states(directory: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return states[:, 1], states[:, 0], torch.tensor([greedy for _, greedy in answers])
 
 
-def agrees(head: Head, directory: Path) -> None:
+def agrees(head: Head, directory: Path) -> torch.Tensor:
+    """Returns the states [N, H] of PROMPTS after the last layer."""
     last, before, greedy = last_states(directory)
     assert head.disagreements(last, greedy) == []
     assert (
         len(head.disagreements(head.normalized(last), greedy)) + len(head.disagreements(before, greedy)) > 0
     )
+    return last
 
 
-@pytest.mark.parametrize("architecture", USUAL)
+@pytest.mark.parametrize(
+    "architecture", [*USUAL, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
+)
 def test_right_states_agree_and_wrong_ones_do_not(architecture: str, tmp_path: Path) -> None:
     model = tiny_model(architecture)
     head = read_head(written(model, tmp_path))
-    agrees(head, tmp_path)
-    last, _, _ = last_states(tmp_path)
-    ours = head.logits(last)
+    ours = head.logits(agrees(head, tmp_path))
     with torch.no_grad():
         theirs = torch.cat([model(torch.tensor([ids]), use_cache=False).logits[:, -1] for ids in PROMPTS])
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("architecture", OTHERS)
-def test_every_architecture_agrees(architecture: str, tmp_path: Path) -> None:
-    agrees(read_head(written(tiny_model(architecture), tmp_path)), tmp_path)
 
 
 # --- names and ties
