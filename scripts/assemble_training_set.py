@@ -12,11 +12,11 @@ import numpy as np
 
 from eagle3_data import cli
 from eagle3_data.assembly.proof import reject_changed, require_proof
+from eagle3_data.assembly.provenance import Provenance, engines_used
 from eagle3_data.assembly.speculators import (
     Counts,
     accepted_findings,
     check_with_speculators,
-    engines_used,
     link_rows,
     write_rows,
     write_token_frequencies,
@@ -26,7 +26,6 @@ from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_secti
 from eagle3_data.identity import identify_extraction
 from eagle3_data.log import say
 from eagle3_data.passes.ledger import Gate
-from eagle3_data.records import write_json
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
@@ -87,27 +86,25 @@ def main() -> None:
         d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens.tokenizer["special_ids"])
         np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
         np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
-    write_json(
-        building / "provenance.json",
-        {
-            "workflow": workflow_version(),
-            "extraction_id": identity.extraction_id,
-            "extraction": asdict(identity),
-            "requested_layers": extraction.layers,
-            "layer_convention": extraction.layer_convention,
-            "target": target.to_json(),
-            "engines": engines_used(arguments.results, identity.extraction_id),
-            "rows": rows,
-            "tokens": counts.tokens,
-            "trained_tokens": counts.trained_tokens,
-            "dropped": tokens.dropped,
-            "left_out": [sample.to_json() for batch in left_out.values() for sample in batch],
-            "accepted_findings": [one.to_json() for one in accepted_findings(arguments.results)],
-            "draft_vocab_size": draft_vocab_size,
-            "states": ways,
-            "seal": SEAL,
-        },
+    provenance = Provenance(
+        workflow=workflow_version(),
+        extraction_id=identity.extraction_id,
+        extraction=asdict(identity),
+        requested_layers=None if extraction.layers is None else list(extraction.layers),
+        layer_convention=extraction.layer_convention,
+        target=target,
+        engines=engines_used(arguments.results, identity.extraction_id),
+        rows=rows,
+        tokens=counts.tokens,
+        trained_tokens=counts.trained_tokens,
+        dropped=tokens.dropped,
+        left_out=[sample for batch in left_out.values() for sample in batch],
+        accepted_findings=accepted_findings(arguments.results),
+        draft_vocab_size=draft_vocab_size,
+        states=ways,
+        seal=SEAL,
     )
+    provenance.write(building / "provenance.json")
     check_with_speculators(
         building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length
     )

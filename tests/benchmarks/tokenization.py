@@ -124,7 +124,7 @@ def our_way(target: Path, rows: Path, processes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as output:
         record = dataset.tokenize_dataset(
             dataset.TokenizationJob(data, settings, model, description), Path(output), processes
-        ).record
+        ).index.to_json()
     spent = {"load_s": loaded - started, "work_s": time.monotonic() - loaded, "cpu_s": cpu_seconds() - before}
     return {**spent, "tokens": record["tokens"], "samples": record["samples"]}
 

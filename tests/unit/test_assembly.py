@@ -3,7 +3,8 @@ tests/integration."""
 
 from pathlib import Path
 
-from eagle3_data.assembly.speculators import accepted_findings, engines_used
+from eagle3_data.assembly.provenance import engines_used
+from eagle3_data.assembly.speculators import accepted_findings
 from eagle3_data.records import write_json
 
 
@@ -43,4 +44,7 @@ def test_what_the_states_were_computed_with_is_told_once(tmp_path: Path) -> None
         record = ledger(**facts, versions={"vllm": "0.32.0"}, kernels=["Using V2 Model Runner"])
         write_json(tmp_path / f"extraction/passes/{number:03d}/0.json", record)
     alike = {"versions": {"vllm": "0.32.0"}, "kernels": ["Using V2 Model Runner"]}
-    assert engines_used(tmp_path, "e") == [{**alike, "environment": v1}, {**alike, "environment": v2}]
+    assert [one.to_json() for one in engines_used(tmp_path, "e")] == [
+        {**alike, "environment": v1},
+        {**alike, "environment": v2},
+    ]

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle3_data.hashing import hash_json, sample_key
+from eagle3_data.records.batch_index import BatchEntry
 from eagle3_data.tokenization.batches import BatchWriter
 from eagle3_data.tokenization.placement import (
     TRAIN,
@@ -49,13 +50,13 @@ def test_batches_are_row_groups_with_their_sizes(tmp_path):
         1,
     ]
     assert list(writer.batches) == ["00000", "00001", "00002", "00003", "00004"]
-    assert writer.batches["00000"] == {
-        "row_group": 0,
-        "samples": 2,
-        "tokens": 80,
-        "longest": 40,
-        "fingerprint": hash_json([[sample.sample_id, sample.sample.key] for sample in samples[:2]]),
-    }
+    assert writer.batches["00000"] == BatchEntry(
+        row_group=0,
+        samples=2,
+        tokens=80,
+        longest=40,
+        fingerprint=hash_json([[sample.sample_id, sample.sample.key] for sample in samples[:2]]),
+    )
     assert writer.totals() == {"samples": 6, "tokens": 420, "trained_tokens": 210, "longest": 200}
     rows = file.read().to_pylist()
     assert rows[3]["input_ids"] == list(range(90))
@@ -84,7 +85,7 @@ def test_a_given_number_of_batches_is_balanced(number, tmp_path):
     samples = [placed(index, random.randint(2, 60)) for index in range(300)]
     total = sum(sample.sample.tokens for sample in samples)
     writer = write(tmp_path / "samples.parquet", samples, equal_batches(number, total))
-    sizes = [batch["tokens"] for batch in writer.batches.values()]
+    sizes = [batch.tokens for batch in writer.batches.values()]
     assert sum(sizes) == total
     assert len(sizes) == number if number <= 50 else len(sizes) <= number
     assert max(sizes) <= total / number + 60

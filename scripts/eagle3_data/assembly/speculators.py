@@ -67,17 +67,6 @@ def accepted_findings(results: Path) -> list[Finding]:
     return list(dict.fromkeys(finding for finding in found if finding.accepted))
 
 
-def engines_used(results: Path, extraction_id: str) -> list[JsonObject]:
-    """What this run's passes computed states with, each once: versions, what vLLM said it chose, and the
-    VLLM_* variables that were set. Of states that another run left in the store, their sidecars say it."""
-    used: list[JsonObject] = []
-    for ledger in ExtractionPaths(RunPaths(results).extraction).read_ledgers():
-        one = {"versions": ledger.versions, "kernels": ledger.kernels, "environment": ledger.environment}
-        if ledger.model_loads and ledger.extraction_id == extraction_id and one not in used:
-            used.append(one)
-    return used
-
-
 def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:
     """Write the Arrow part of the set from `samples` (tokens/samples.parquet) but for the keys of `without`;
     returns the number of rows."""

@@ -8,11 +8,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from eagle3_data.engines.base import Extracted, Request, error_path
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.passes.commits import RejectionError, UnwrittenError
-from eagle3_data.records import JsonObject
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.failures import Failure
 from eagle3_data.store import Store
@@ -32,11 +32,28 @@ class Expected:
     dtype: str
 
 
+SampleProvenance = TypedDict(
+    "SampleProvenance",
+    {
+        "layers": list[int],
+        "dtype": str,
+        "tensor_parallel": int,
+        "environment": dict[str, str],
+        "pass": str,
+        "versions": dict[str, str],
+        "kernels": list[str],
+    },
+    total=False,
+)
+"""How a sample was made, for people: further keys of its sidecar. Versions and kernels are added once the
+engine is ready."""
+
+
 class StatesCommitter:
     """Commits the states of one pass's samples into `store`."""
 
     def __init__(
-        self, store: Store, expected: Expected, provenance: JsonObject, write_timeout_s: float
+        self, store: Store, expected: Expected, provenance: SampleProvenance, write_timeout_s: float
     ) -> None:
         self._store = store
         self._expected = expected

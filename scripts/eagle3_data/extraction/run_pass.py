@@ -22,7 +22,7 @@ from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError
-from eagle3_data.extraction.committer import Expected, StatesCommitter
+from eagle3_data.extraction.committer import Expected, SampleProvenance, StatesCommitter
 from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine, prove_target
 from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
@@ -38,7 +38,7 @@ from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
 from eagle3_data.progress import Progress
-from eagle3_data.records import JsonObject, write_json
+from eagle3_data.records import write_json
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.failures import Failure, describe_situation
 from eagle3_data.records.run_paths import RunPaths
@@ -331,7 +331,7 @@ class PassRun:
         return StatesCommitter(self._store, expected, self._provenance, job.extraction.write_timeout_s)
 
     @cached_property
-    def _provenance(self) -> JsonObject:
+    def _provenance(self) -> SampleProvenance:
         """What the sidecar of every sample of this pass says."""
         job = self._job
         return {

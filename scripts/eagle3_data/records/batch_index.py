@@ -40,7 +40,8 @@ class SealedFile(Record):
 @dataclass(frozen=True)
 class BatchIndex(Record):
     """What tokenization made. `files` seals the files beside it; an earlier version's index has none.
-    `dropped` and `dropped_turns` count by reason; `tokenizer` describes it."""
+    `dropped` and `dropped_turns` count by reason; `notices` counts by source and
+    kind what kept rows lost; `tokenizer` describes the tokenizer."""
 
     on_damage: ClassVar[str] = "delete it and run the same command again, which tokenizes again"
 
@@ -55,6 +56,7 @@ class BatchIndex(Record):
     dropped_turns: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
     without_mask: int = 0
+    notices: dict[str, dict[str, int]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     split: JsonObject = field(default_factory=dict)
     tokenizer: JsonObject = field(default_factory=dict)

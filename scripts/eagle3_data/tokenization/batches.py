@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle3_data.hashing import hash_json
-from eagle3_data.records import JsonObject
+from eagle3_data.records.batch_index import BatchEntry
 from eagle3_data.tokenization.placement import PlacedSample, StartsBatch
 
 SCHEMA = pa.schema(
@@ -36,7 +36,7 @@ class BatchWriter:
         self._starts_batch = starts_batch
         self._pending: list[PlacedSample] = []
         self._pending_tokens = 0
-        self.batches: dict[str, JsonObject] = {}
+        self.batches: dict[str, BatchEntry] = {}
         self.rows: Counter[str] = Counter()
         self.frequencies = np.zeros(vocab_size, np.int64)
         """How often each token id is trained, int64 [V]."""
@@ -57,10 +57,10 @@ class BatchWriter:
         """Sums over the batches, as batches.json has them."""
         batches = self.batches.values()
         return {
-            "samples": sum(batch["samples"] for batch in batches),
-            "tokens": sum(batch["tokens"] for batch in batches),
+            "samples": sum(batch.samples for batch in batches),
+            "tokens": sum(batch.tokens for batch in batches),
             "trained_tokens": int(self.frequencies.sum()),
-            "longest": max((batch["longest"] for batch in batches), default=0),
+            "longest": max((batch.longest for batch in batches), default=0),
         }
 
     def _flush(self) -> None:
@@ -85,11 +85,11 @@ class BatchWriter:
         )
         number = len(self.batches)
         self._writer.write_table(table, row_group_size=len(samples))
-        self.batches[f"{number:05d}"] = {
-            "row_group": number,
-            "samples": len(samples),
-            "tokens": self._pending_tokens,
-            "longest": max(lengths),
-            "fingerprint": hash_json([[placed.sample_id, placed.sample.key] for placed in self._pending]),
-        }
+        self.batches[f"{number:05d}"] = BatchEntry(
+            row_group=number,
+            samples=len(samples),
+            tokens=self._pending_tokens,
+            longest=max(lengths),
+            fingerprint=hash_json([[placed.sample_id, placed.sample.key] for placed in self._pending]),
+        )
         self._pending, self._pending_tokens = [], 0

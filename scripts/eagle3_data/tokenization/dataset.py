@@ -17,7 +17,8 @@ from eagle3_data.config import Data, Target, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
-from eagle3_data.records import JsonObject, write_json
+from eagle3_data.records import JsonObject
+from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
 from eagle3_data.text import counted
@@ -58,23 +59,23 @@ class TokenizationJob:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """The content of batches.json, and lines for people: one for each reason of a drop, and what else must
-    not go unnoticed."""
+    """The content of batches.json, and remarks for people: why rows were dropped, and what else they should
+    notice."""
 
-    record: JsonObject
+    index: BatchIndex
     remarks: list[str]
 
     def summary(self) -> str:
-        record = self.record
-        dropped = sum(record["dropped"].values())
+        index = self.index
+        dropped = sum(index.dropped.values())
         return "\n".join(
             (
-                f"{counted(record['rows'], 'row')}: {record['rows'] - dropped:,} kept, {dropped:,} dropped",
+                f"{counted(index.rows, 'row')}: {index.rows - dropped:,} kept, {dropped:,} dropped",
                 *(f"  {line}" for line in self.remarks),
                 (
-                    f"{counted(record['samples'], 'sample')} in {counted(len(record['batches']), 'batch')},"
-                    f" {counted(record['tokens'], 'token')}, {record['trained_tokens']:,} of them trained;"
-                    f" longest sample: {counted(record['longest'], 'token')}"
+                    f"{counted(index.samples, 'sample')} in {counted(len(index.batches), 'batch')},"
+                    f" {counted(index.tokens, 'token')}, {index.trained_tokens:,} of them trained;"
+                    f" longest sample: {counted(index.longest, 'token')}"
                 ),
             )
         )
@@ -118,22 +119,22 @@ def _write_all(job: TokenizationJob, directory: Path, processes: int) -> Tokeniz
         raise InputError(_nothing_kept(ledger))
     np.save(directory / "token_frequencies.npy", batches.frequencies)
     remarks = ledger.remarks(settings.max_length)
-    record = {
-        "batches": batches.batches,
+    index = BatchIndex(
+        batches=batches.batches,
         **batches.totals(),
-        "rows": ledger.rows,
-        "dropped": dict(ledger.dropped),
-        "dropped_turns": dict(ledger.dropped_turns),
-        "truncated": ledger.truncated,
-        "without_mask": ledger.without_mask,
-        "notices": ledger.notices(),
-        "remarks": remarks,
-        "split": _split(batches, job.data.train_ratio),
-        "tokenizer": _describe(tokenizer, tokenize),
-        "files": {name: one.to_json() for name, one in seal_files(directory, SEALED_FILES).items()},
-    }
-    write_json(directory / "batches.json", record)
-    return Tokenized(record, [*ledger.explain_drops(), *remarks])
+        rows=ledger.rows,
+        dropped=dict(ledger.dropped),
+        dropped_turns=dict(ledger.dropped_turns),
+        truncated=ledger.truncated,
+        without_mask=ledger.without_mask,
+        notices=ledger.notices(),
+        remarks=remarks,
+        split=_split(batches, job.data.train_ratio),
+        tokenizer=_describe(tokenizer, tokenize),
+        files=seal_files(directory, SEALED_FILES),
+    )
+    index.write(directory / "batches.json")
+    return Tokenized(index, [*ledger.explain_drops(), *remarks])
 
 
 def _kept_samples(

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle3_data.records import JsonObject
 from eagle3_data.text import counted
 from eagle3_data.tokenization.placement import PlacedSample
 from eagle3_data.tokenization.reading.rows import NOTICES, REASONS, Drop, Outcome
@@ -40,6 +40,23 @@ UNLESS_ALL_LACK_IT = "missing-field"
 ROWS_AT_ONCE = 4096
 
 
+class LedgerRow(TypedDict):
+    """One input row, as `SCHEMA` has it."""
+
+    source: str
+    row: int
+    conversation_id: str
+    file_id: str
+    fate: str
+    reason: str
+    detail: str
+    sample_ids: list[str]
+    tokens: int
+    trained_tokens: int
+    truncated: bool
+    notices: list[str]
+
+
 @dataclass
 class Noticed:
     """A notice of one source: the first row that has it, how many do, and how often in all."""
@@ -60,7 +77,7 @@ class LedgerWriter:
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
-        self._pending: list[JsonObject] = []
+        self._pending: list[LedgerRow] = []
         self._examples: dict[str, str] = {}
         self.rows = 0
         self.dropped: Counter[str] = Counter()
@@ -80,7 +97,7 @@ class LedgerWriter:
     ) -> None:
         """A row of which any sample is kept is kept; its detail then lists the samples that are not."""
         reason = "" if kept else dropped[0].reason
-        detail = "; ".join(filter(None, (_told(drop, reason) for drop in dropped)))
+        detail = "; ".join(filter(None, (_detail(drop, reason) for drop in dropped)))
         self.rows += 1
         truncated = sum(placed.sample.truncated for placed in kept)
         self.truncated += truncated
@@ -165,6 +182,6 @@ class LedgerWriter:
             self._pending = []
 
 
-def _told(drop: Drop, reason: str) -> str:
+def _detail(drop: Drop, reason: str) -> str:
     text = " ".join(filter(None, (drop.suffix, "" if drop.reason == reason else drop.reason, drop.detail)))
     return text.encode(errors="replace").decode()  # it may repeat a name from the data

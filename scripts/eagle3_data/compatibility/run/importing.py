@@ -16,10 +16,11 @@ import threading
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TypedDict
 
 from eagle3_data.findings import Finding
 from eagle3_data.hashing import hash_json
-from eagle3_data.records import JsonObject, find_json, write_json
+from eagle3_data.records import find_json, write_json
 
 TIMEOUT_S = 180.0
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1"}
@@ -44,6 +45,16 @@ else:
 LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
 OF_THE_MACHINE = ("shared object", "libcuda", "CUDA", "driver", "GPU")
 """In the message of an import that fails for want of devices, not of packages."""
+
+
+class ImportFailure(TypedDict):
+    """What TRIAL prints of an import that failed; an empty object if none did."""
+
+    module: str
+    type: str
+    message: str
+    is_import: bool
+    missing: str | None
 
 
 class Importing:
@@ -83,7 +94,7 @@ class Importing:
             return [self._unknown(f"took more than {TIMEOUT_S:.0f} s")]
         last = self._output.rstrip().rpartition("\n")[2]
         try:
-            answer: JsonObject = json.loads(last)
+            answer: ImportFailure = json.loads(last)
         except ValueError:
             return [self._unknown(f"ended with exit code {self._process.returncode}: {last or 'no output'}")]
         if answer:
@@ -92,7 +103,7 @@ class Importing:
             write_json(self._record, {"modules": list(self._modules)})
         return []
 
-    def _failed(self, answer: JsonObject) -> Finding:
+    def _failed(self, answer: ImportFailure) -> Finding:
         message = f"{answer['type']}: {answer['message']}"
         if not answer["is_import"] or any(word in answer["message"] for word in OF_THE_MACHINE):
             return self._unknown(f"failed: {message}")
