@@ -452,7 +452,7 @@ def test_what_rounding_does_to_transformers_too_is_unknown_but_a_wrong_layer_is_
     findings = found(case)
     level = "fail" if case[0].dtype == "float32" else "unknown"  # float32 itself is not rounded
     assert {(finding.id, finding.level) for finding in findings} == {("canary-parity", level)}
-    assert all(("says nothing of the engine" in one.title) == (level == "unknown") for one in findings)
+    assert all(("says nothing about the engine" in one.title) == (level == "unknown") for one in findings)
     spoil(case[1], reversed_tokens, shortest=10)
     spoil(case[1], layer_off_by_one)
     assert {(finding.id, finding.level) for finding in found(case)} == {("canary-layer", "fail")}

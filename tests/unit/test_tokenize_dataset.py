@@ -559,7 +559,7 @@ def test_the_script_tells_what_it_did(tmp_path):
     assert result.stdout == ""
     assert (
         "301 rows: 300 kept, 1 dropped\n  1 x duplicate: same token ids as an earlier sample (first"
-        " talks:300)\n300 samples in 1 batches" in result.stderr
+        " talks:300)\n300 samples in 1 batch" in result.stderr
     )
     assert "301 rows, " in result.stderr and " rows/s, 1 dropped" in result.stderr
     assert "Question" not in result.stderr

@@ -51,9 +51,9 @@ DIFFUSE = {"canary-parity", "canary-chunk"}
 """What rounding alone could be; another layer or states after the norm it is not."""
 FEW_TOKENS = 4
 """A shorter sample is not judged by its part of wrong tokens."""
-NOISE_REMEDY = "extract in float32 (extraction.dtype) where this must be proven"
+NOISE_REMEDY = "extract in float32 (extraction.dtype) if this must be proven"
 REMEDY = (
-    "this vLLM build captures wrong states for this architecture on these devices; use another vLLM version,"
+    "this vLLM build captures wrong states for this architecture on these devices; use another vLLM version"
     " or the transformers engine"
 )
 
@@ -162,7 +162,9 @@ class _Judge:
         if not self._no_head:
             return []
         title = f"whether the last state gives the engine's next token was not checked: {self._no_head}"
-        return [Finding("canary-greedy-token", "unknown", title, remedy="none; validation will say the same")]
+        return [
+            Finding("canary-greedy-token", "unknown", title, remedy=("none; validation will report the same"))
+        ]
 
     def _own_errors_of(self, token_ids: tuple[int, ...]) -> torch.Tensor:
         """Errors [T, L + 1] of transformers in the engine's dtype against itself in float32."""
@@ -212,7 +214,7 @@ class _Judge:
         if layer == last and self._head and self._are(ours, self._head.normalized(theirs[:, last])):
             return Fault(
                 "canary-post-norm",
-                "the states are those after the final norm; before it is what a draft model is trained on",
+                "the states are those after the final norm; a draft model is trained on those before it",
                 layer,
             )
         near = min(range(last + 1), key=lambda k: float((ours - theirs[:, k]).norm()))
@@ -310,14 +312,18 @@ def _findings(
 
 def _finding(name: str, title: str, noise: bool = False) -> Finding:
     if noise:
-        explained = f"{title}; but so are transformers' own in bfloat16, so this says nothing of the engine"
+        explained = (
+            f"{title}; but so are transformers' own in bfloat16, so this says nothing about the engine"
+        )
         return Finding("canary-parity", "unknown", explained, remedy=NOISE_REMEDY)
     return Finding(id=name, level="fail", title=title, remedy=REMEDY)
 
 
 def _no_reference(error: Exception) -> Finding:
     title = (
-        "transformers cannot compute the small model, so the states that the engine captured were compared"
-        f" with nothing: {headline(error)}"
+        "transformers cannot compute the small model, so the engine's states could not be compared:"
+        " {headline(error)}"
     )
-    return Finding("canary-reference", "unknown", title, remedy="use a transformers that computes it")
+    return Finding(
+        "canary-reference", "unknown", title, remedy=("use a transformers version that can compute it")
+    )

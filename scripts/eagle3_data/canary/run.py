@@ -92,7 +92,7 @@ def _build(target: Path, directory: Path, settings: EngineSettings) -> Blueprint
         if not any(errno_of(one) for one in (error, *causes_of(error))):
             return not_built(error)
         title = f"the small model cannot be made in {directory}: {_with_causes(error)}"
-        remedy = "it takes up to 5 GB beside the store, for a minute: see to room and permissions"
+        remedy = "it takes up to 5 GB beside the store for a minute: check free space and permissions"
         return Finding(id="canary-not-built", level="fail", title=title, remedy=remedy)
 
 
@@ -118,7 +118,7 @@ def _foresee_head(target: Path, trust_remote_code: bool) -> list[Finding]:
         return []
     except InputError as error:
         title = f"whether a sample's last state gives the engine's next token cannot be checked: {error}"
-        remedy = "none known; what validation proves without it is said in validation/<batch>.json"
+        remedy = "none known; validation/<batch>.json says what validation proves without it"
         return [Finding("greedy-token-unknown", "unknown", title, remedy=remedy)]
 
 
@@ -126,8 +126,8 @@ def not_built(error: Exception) -> Finding:
     """The small model cannot be built, through no fault of the target or the engine."""
     title = f"transformers cannot build a small model of the target's architecture: {_with_causes(error)}"
     remedy = (
-        "nothing proves the engine before the load; install a transformers that knows the architecture, or"
-        " set target.trust_remote_code if its code is in the checkpoint"
+        "nothing proves the engine before the load; install a transformers version that has the"
+        " architecture, or set target.trust_remote_code if its code is in the checkpoint"
     )
     return Finding(id="canary-not-built", level="unknown", title=title, remedy=remedy)
 
@@ -139,7 +139,7 @@ def missing_layers(blueprint: Blueprint) -> list[Finding]:
         f"{blueprint.missing} of the target's layers are of a kind that the canary does not have; it has"
         f" layers {', '.join(map(str, blueprint.kept))} (counted from 0)"
     )
-    remedy = "none known; states of such layers are proven by nothing but their structure and numbers"
+    remedy = "none known; of states of such layers, only structure and numbers are proven"
     return [Finding("canary-coverage", "unknown", title, remedy=remedy)]
 
 
@@ -194,7 +194,7 @@ def _extract(
         if not isinstance(word, Ready):
             return _engine_failed(
                 "canary-engine-start",
-                "the engine does not start with a small model of the target's architecture",
+                "the engine cannot start with a small model of the target's architecture",
                 word,
                 process,
                 deadline_s,
@@ -209,7 +209,7 @@ def _extract(
             while waiting:
                 word = process.receive(max(0.0, deadline - time.monotonic()))
                 if isinstance(word, Fatal | Rejected):
-                    title = "the engine does not extract from a small model of the target's architecture"
+                    title = "the engine cannot extract from a small model of the target's architecture"
                     return _engine_failed("canary-extraction", title, word, process, deadline_s)
                 if not isinstance(word, Extracted) or word.key not in waiting:
                     lost = ", ".join(f"{len(request.token_ids)} tokens" for request in waiting.values())
@@ -237,12 +237,12 @@ def _engine_failed(name: str, title: str, word: Any, process: EngineProcess, dea
             EngineError, f"no answer within {deadline_s:.0f} s of the canary's start"
         )
     else:
-        failure = describe_situation(EngineError, f"an answer that nobody asked for: {word!r}")
+        failure = describe_situation(EngineError, f"an unexpected answer: {word!r}")
     cause_text = failure.headline + "".join(f"; caused by {cause}" for cause in failure.causes)
     if not torch.cuda.is_available() and NO_KERNEL.search(cause_text):
         title = (
-            "this machine lacks a kernel that the architecture needs, so the target cannot run on it either;"
-            f" nothing is said against the target or this vLLM on a GPU: {cause_text}"
+            "this machine lacks a kernel that the architecture needs, so the target cannot run on it"
+            " either; this says nothing about the target or this vLLM on a GPU: {cause_text}"
         )
         return Finding(id=name, level="fail", title=title, remedy=NO_KERNEL_REMEDY)
     remedy = failure.remedy or f"see the engine's output in {process.log}"

@@ -300,7 +300,7 @@ def _quantization(config: JsonObject) -> str:
     given = text_config(config).get("quantization_config") or config.get("quantization_config") or {}
     if not isinstance(given, dict):
         raise InputError(
-            f"config.json: quantization_config must be an object with quant_method, not {given!r}; take"
-            " config.json from where the checkpoint comes from"
+            f"config.json: quantization_config must be an object with quant_method, not {given!r}; download"
+            " config.json again"
         )
     return str(given.get("quant_method", "none"))

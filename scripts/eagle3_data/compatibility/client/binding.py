@@ -58,8 +58,8 @@ def _unparsable(file: ClientFile) -> list[Finding]:
     if error is None:
         return []
     line = getattr(error, "lineno", None)
-    title = f"{file.path} cannot be parsed, so what it does with vLLM cannot be judged: {headline(error)}"
-    remedy = "see that it is whole, and run this check with the Python that it is written for"
+    title = f"{file.path} cannot be parsed, so its use of vLLM cannot be checked: {headline(error)}"
+    remedy = "check that the file is complete, and run this check with the Python version it is written for"
     place = f"{file.path}:{line}" if line else file.path
     return [Finding("client-unparsable", "unknown", title, place, remedy=remedy)]
 

@@ -86,7 +86,8 @@ def _eagle3_asked(patch: Patch, architecture: Architecture, symbols: Symbols) ->
     ]
     if calls and not architecture.supports_eagle3:
         title = (
-            f"{architecture.title} does not implement SupportsEagle3, which the client demands after the load"
+            f"{architecture.title} does not implement SupportsEagle3, which the client requires after the"
+            " load"
         )
         yield Finding(
             "not-eagle3",

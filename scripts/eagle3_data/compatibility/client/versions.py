@@ -60,7 +60,7 @@ def check_vllm_version(version: str) -> list[Finding]:
                 "vllm-version-unknown",
                 "unknown",
                 f"vLLM gives its version as {version!r}, which is not a version number",
-                remedy="let the canary judge it",
+                remedy="rely on the canary",
             )
         ]
     title = f"vLLM {version} is older than {MINIMUM_VLLM}, the first this workflow's engine is written for"
@@ -121,6 +121,6 @@ def check_declared(client: Client, tree: SourceTree) -> list[Finding]:
             title = (
                 f"{client.label} declares {requirement.name}{requirement.specifier}, and this vLLM is another"
             )
-            remedy = f"use {requirement.name}{requirement.specifier}, or heed what else is found here"
+            remedy = f"use {requirement.name}{requirement.specifier}, or see the other findings"
             findings.append(Finding("version-out-of-range", "warn", title, client.label, remedy=remedy))
     return findings

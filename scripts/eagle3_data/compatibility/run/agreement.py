@@ -37,7 +37,7 @@ def check_agreement(files: TokenFiles, used: Any) -> list[Finding]:
     code_is_used = type(used).__module__.startswith(OWN_CODE)
     for own in own_tokenizers(files.directory, code_is_used):
         if isinstance(own, str):
-            remedy = "compare its ids with the checkpoint's own tokenizer by hand, on text of your data"
+            remedy = "compare its ids with those of the checkpoint's own tokenizer, on text from your data"
             findings.append(Finding("tokenizer-not-compared", "unknown", own, place, remedy=remedy))
         elif differing := [*_differing(own, used)]:
             kinds = ", ".join(kind for kind, _ in differing)
@@ -92,8 +92,8 @@ def check_end(files: TokenFiles, used: Any) -> list[Finding]:
         f" {_named(ends, used)}"
     )
     remedy = (
-        "see in samples.html that each answer ends with the token the model ends its answers with; correct"
-        " eos_token_id in generation_config.json or eos_token in tokenizer_config.json"
+        "check in samples.html that each answer ends with the model's end token; correct eos_token_id in"
+        " generation_config.json or eos_token in tokenizer_config.json"
     )
     return [Finding("eos-disagrees", "warn", title, str(files.directory), remedy=remedy)]
 

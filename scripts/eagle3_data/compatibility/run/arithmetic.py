@@ -156,8 +156,8 @@ def check_copies(workload: Workload, store: str, results: Path, way: str | None)
         f" to {place}, which has {human_bytes(free)} free"
     )
     remedy = (
-        "for links, put extraction.store on the file system of the results, as a directory of your own;"
-        f" or keep {size} free for the copies"
+        "to link instead, put extraction.store on the file system of the results, in a directory you own;"
+        " or keep {size} free for the copies"
     )
     level: Level = "warn" if free >= workload.size_bytes else "fail"
     return [Finding("states-copied", level, title, "extraction.store", remedy=remedy)]
@@ -194,7 +194,7 @@ def check_disk(workload: Workload, store: str) -> list[Finding]:
                 "warn",
                 title,
                 "extraction.store",
-                remedy="see that nothing else fills it meanwhile",
+                remedy="make sure that nothing else fills it meanwhile",
             )
         ]
     return []
@@ -237,8 +237,8 @@ def check_device_count(tensor_parallel: int, given: int) -> list[Finding]:
         return []
     title = f"this job has {given} devices and the model is split over {tensor_parallel}"
     remedy = (
-        "ask the scheduler for as many (`gpu` of extract_pass in profiles/slurm/config.yaml) as"
-        " extraction.tensor_parallel says"
+        "request as many from the scheduler (`gpu` of extract_pass in profiles/slurm/config.yaml) as"
+        " extraction.tensor_parallel"
     )
     if given < tensor_parallel:
         return [Finding("devices-too-few", "fail", title, "extraction.tensor_parallel", remedy=remedy)]

@@ -22,9 +22,11 @@ def check_demo_values(
             Finding(
                 id="demo-value",
                 level="warn",
-                title=f"training_set.draft_vocab_size is the demo's {DEMO_DRAFT_VOCABULARY}; the target has"
-                f" {vocab_size} tokens, and the draft could propose only so few",
-                remedy="set it to what the draft is to have (32000 is usual), or leave it out",
+                title=(
+                    f"training_set.draft_vocab_size is the demo's {DEMO_DRAFT_VOCABULARY}; the target has"
+                    f" {vocab_size} tokens, and the draft could only propose these few"
+                ),
+                remedy="set it to the draft's vocabulary size (32000 is usual), or leave it out",
             )
         )
     if tokenization.batches is None and tokenization.batch_tokens == DEMO_BATCH_TOKENS:
@@ -32,8 +34,10 @@ def check_demo_values(
             Finding(
                 id="demo-value",
                 level="warn",
-                title=f"tokenization.batch_tokens is the demo's {DEMO_BATCH_TOKENS}; a real set becomes very"
-                " many batches",
+                title=(
+                    f"tokenization.batch_tokens is the demo's {DEMO_BATCH_TOKENS}; with real data that"
+                    " gives very many batches"
+                ),
                 remedy="leave it out (200000 is the default)",
             )
         )

@@ -32,10 +32,10 @@ from eagle3_data.target.layers import OFFSETS, default_layers
 
 VLLM_ENGINES = "eagle3_data.engines.vllm"
 TRAINING_SET: dict[str | None, str] = {
-    "hard link": "hard links into the store, no further room",
-    "reflink": "reflinks to the store's files, no further room",
+    "hard link": "hard links into the store, no extra space",
+    "reflink": "reflinks to the store's files, no extra space",
     "copy": "copies of the states",
-    None: "not known: no file can be written to try it with",
+    None: "unknown: no file can be written to try it",
 }
 OTHER_CLIENTS = ("speculators", "hs_connectors")
 """Installed beside our engine and bound, too; a run does not go through them, so what fails there is a

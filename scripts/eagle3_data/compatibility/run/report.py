@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 118
 WORDS = {"fail": "FAIL", "warn": "WARN", "unknown": "?"}
 COLOURS = {"fail": "bold red", "warn": "yellow", "unknown": "cyan"}
-PHRASES = {"fail": "failing", "warn": "to watch", "unknown": "not to be judged from source"}
+PHRASES = {"fail": "failing", "warn": "to watch", "unknown": "not clear from source"}
 
 
 def show(result: Findings, title: str) -> None:

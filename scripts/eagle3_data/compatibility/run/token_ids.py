@@ -19,8 +19,8 @@ NAMING_ID = re.compile(r"(?!pad_|decoder_start_).*_token_(?:id|ids|index)")
 """Keys of config.json that name a token by its id. Padding may have one that no token has."""
 SHOWN = 5
 REMEDY = (
-    "take the tokenizer files again from where the checkpoint comes from, all of one revision; the model was"
-    " trained with one set of ids"
+    "download all tokenizer files again, from one revision of the checkpoint; the model was trained with"
+    " one set of ids"
 )
 
 

@@ -66,7 +66,7 @@ def _unusable(target: str, error: Exception) -> Finding:
         title = f"the tokenizer in {target} is Python code of its own; target.trust_remote_code is false"
         return Finding("remote-code-needed", "fail", title, "target.trust_remote_code", remedy=REMEDY)
     title = f"the tokenizer does not load: {headline(error)}"
-    remedy = "see that the checkpoint's tokenizer files are whole and fit the installed transformers"
+    remedy = "check that the checkpoint's tokenizer files are complete and fit the installed transformers"
     return Finding("tokenizer-unusable", "fail", title, target, remedy=remedy)
 
 
@@ -78,8 +78,8 @@ def _ids_below(tokenizer: Any, vocab_size: int, target: str) -> list[Finding]:
         f"{token!r}={number}" for token, number in sorted(beyond.items(), key=lambda item: item[1])[:5]
     )
     title = (
-        f"{len(beyond)} tokens have ids beyond the model's vocabulary of {vocab_size}: {names}; a sample that"
-        " holds one dies in the embedding"
+        f"{len(beyond)} tokens have ids beyond the model's vocabulary of {vocab_size}: {names}; a sample"
+        " with one of them would crash in the embedding"
     )
     used = any(token in tokenizer.all_special_tokens for token in beyond)
     remedy = "use the tokenizer that belongs to this model"
@@ -131,7 +131,7 @@ def _template(
             " trained"
         )
         remedy = (
-            "of no consequence for texts and token ids; else put the model's chat_template.jinja into the"
+            "harmless for texts and token ids; otherwise put the model's chat_template.jinja into the"
             " checkpoint, or set tokenization.chat_template"
         )
         return [Finding("no-chat-template", "warn", title, place, remedy=remedy)]

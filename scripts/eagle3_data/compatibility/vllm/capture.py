@@ -263,8 +263,8 @@ def check_capture(
         )
     if 0 in layers and capture.needs_residual_at_zero:
         title = (
-            f"{name} adds, at layer id 0, a residual that does not exist yet, and dies in the first forward"
-            " pass"
+            f"{name} adds, at layer id 0, a residual that does not exist yet, and crashes in the first"
+            " forward pass"
         )
         first = symbols.tree.location(function.module, capture.first)
         findings.append(
@@ -272,7 +272,7 @@ def check_capture(
         )
     if capture.transformed:
         title = f"{name}: what is captured is not the plain residual stream but `{capture.transformed}`"
-        remedy = "let the canary and the greedy proof judge it"
+        remedy = "rely on the canary and the greedy-token proof"
         findings.append(Finding("capture-transformed", "unknown", title, vllm_location=where, remedy=remedy))
     return findings
 
@@ -311,7 +311,7 @@ def _transformers_backend(
 
 def _not_captured(name: str, missed: Sequence[int], num_hidden_layers: int, where: str) -> Finding:
     ids = " and ".join(f"{k} (the last)" if k == num_hidden_layers else str(k) for k in missed)
-    title = f"{name} never captures layer id {ids}; vLLM dies in the first forward pass, after the load"
+    title = f"{name} never captures layer id {ids}; vLLM crashes in the first forward pass, after the load"
     remedy = "use a vLLM whose forward captures it (`matrix` shows which), or ask for other layers"
     return Finding("layer-not-captured", "fail", title, vllm_location=where, remedy=remedy)
 
@@ -319,4 +319,4 @@ def _not_captured(name: str, missed: Sequence[int], num_hidden_layers: int, wher
 def _cannot_tell(symbols: Symbols, architecture: Architecture, why: str) -> Finding:
     title = f"{architecture.name}: the source does not show which layers are captured: {why}"
     place = symbols.location(architecture.decoder or architecture.cls)
-    return Finding("capture-unknown", "unknown", title, vllm_location=place, remedy="let the canary judge it")
+    return Finding("capture-unknown", "unknown", title, vllm_location=place, remedy="rely on the canary")

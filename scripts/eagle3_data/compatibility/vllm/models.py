@@ -196,7 +196,7 @@ def check_architecture(
                 "unknown",
                 title,
                 vllm_location=place,
-                remedy="let the canary judge it",
+                remedy="rely on the canary",
             )
         ]
     return None, [_unregistered(registry, architecture)]
@@ -221,7 +221,7 @@ def _unregistered(registry: ModelRegistry, architecture: str) -> Finding:
     title = f"{architecture} is not in vLLM's model registry"
     if TRANSFORMERS_BACKEND in registry.entries:
         title += "; vLLM will try its Transformers backend, whose capture cannot be judged from the source"
-        remedy = "let the canary judge it, or use a vLLM that has the architecture"
+        remedy = "rely on the canary, or use a vLLM that has the architecture"
         return Finding("architecture-unregistered", "unknown", title, vllm_location=place, remedy=remedy)
     remedy = "use a vLLM that has the architecture"
     return Finding("architecture-unregistered", "fail", title, vllm_location=place, remedy=remedy)

@@ -4,8 +4,7 @@ Such a text does not say who wrote what; only the template's own syntax does. Ma
 opens the turns of each speaker and what closes them. A turn is the assistant's if its header stands where a
 turn may begin, and it ends with its end token, behind which nothing but the next turn follows. Where the
 template has no end token, it ends where another speaker's turn opens exactly as the template opens it.
-A row that fits neither is dropped, not guessed at.
-"""
+A row that fits neither is dropped, not guessed at."""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 """Near duplicates: conversations whose turns share most of their word 5-grams, by MinHash and
-locality-sensitive hashing."""
+locality-sensitive hashing.
+
+Optional (`tokenization.near_duplicates`): only the index comes from a library (datasketch). What is ours is
+what counts as the text of a row, and signatures made in the tokenizing processes, since hashing takes
+longest.
+"""
 
 from __future__ import annotations
 
