@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Verify that a finished training set is still what was assembled: rows, token ids, states, verdicts. Reads
-every byte; works on a set that was moved or copied, too."""
+"""Verify that a finished training set is unchanged: rows, token ids, states, verdicts. Reads every byte. The
+set may have been moved or copied."""
 
 import argparse
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What every script shares: readable errors, an exit code. Standard library only."""
+"""Shared by all scripts: readable errors and exit codes. Standard library only."""
 
 from __future__ import annotations
 

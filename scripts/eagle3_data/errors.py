@@ -1,4 +1,5 @@
-"""The errors of this package and what can be said of any. Standard library only: the gates import it."""
+"""The errors of this package, and helpers to describe any error. Standard library only: the gates import
+it."""
 
 from __future__ import annotations
 

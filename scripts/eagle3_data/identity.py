@@ -1,4 +1,4 @@
-"""What makes two extractions the same numbers. Standard library and the configuration only."""
+"""What determines the numbers of an extraction. Standard library and the configuration only."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from eagle3_data.compatibility.run.static import Model, Question, check_tree
 from eagle3_data.compatibility.source import releases
 from eagle3_data.compatibility.source.symbols import Symbols
 from eagle3_data.compatibility.vllm.capture import find_capture
+from eagle3_data.compatibility.vllm.contract import read_contract
 from eagle3_data.compatibility.vllm.models import ModelRegistry
-from eagle3_data.compatibility.vllm.wire_contract import EnginePlan, read_contract
+from eagle3_data.compatibility.vllm.wire_contract import EnginePlan
 from eagle3_data.errors import InputError
 from eagle3_data.records import read_json, write_json
 

@@ -190,7 +190,7 @@ def test_an_engine_that_does_not_start_fails_every_batch_for_one_recorded_cause(
     assert {outcome["state"] for outcome in ledger["batches"].values()} == {"not_reached"}
     assert "10 samples: EngineError: no such device" in run.output
     told = [batch for batch in fast.batches() if "Traceback" in fast.log(f"extract_batch/{batch}.log")]
-    assert len(told) == 1, "the cause is told once"
+    assert len(told) == 1, "the cause is shown once"
     assert all(
         f"see the log of batch {told[0]}" in fast.log(f"extract_batch/{batch}.log")
         for batch in fast.batches()

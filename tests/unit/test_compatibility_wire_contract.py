@@ -3,12 +3,12 @@
 import pytest
 from compatibility_trees import CONNECTOR_PATH, MODELS, VLLM, client, symbols
 
+from eagle3_data.compatibility.vllm.contract import read_contract
 from eagle3_data.compatibility.vllm.models import ModelRegistry
 from eagle3_data.compatibility.vllm.wire_contract import (
     EnginePlan,
     check_contract,
     check_engine_arguments,
-    read_contract,
 )
 
 SLOTS = "slots = get_forward_context().slot_mapping[layer_name]\n        save_file(kv_layer[slots])"

@@ -1,5 +1,5 @@
-"""What assembly demands before a sample may enter a set: its batch was validated, by this very plan, and it
-is still what was validated."""
+"""What assembly requires before a sample may enter a set: its batch was validated in the current
+configuration, and it is still what was validated."""
 
 from __future__ import annotations
 

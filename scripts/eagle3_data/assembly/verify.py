@@ -1,4 +1,4 @@
-"""Whether a finished training set is still what was assembled.
+"""Verifies that a finished training set is unchanged.
 
 Assembly seals the set with two files: `states.parquet`, the key, size and checksum of each row's states, and
 `seal.json`, size and checksum of every other file and the batches whose validation it relied on. `look`

@@ -20,7 +20,7 @@ from eagle3_data.store.states import number_problems, open_states, structure_pro
 
 POLL_S = 0.002
 LAST_LOOK_S = 2.0
-"""How long to look for a file after its engine has died: its writer died, too."""
+"""How long to wait for a file after its engine has died, since its writer has died, too."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""One stripe of a pass: every unfinished batch through one engine, loaded once, and only if there is
-something to extract.
+"""One stripe of a pass: extracts every unfinished batch with one engine, which is loaded once and only if
+needed.
 
-Under its lease, the supervisor surveys what is missing, has the canary prove the engine, and feeds the
-samples (`eagle3_data.passes.feeding`). Whatever happens to the engine, the ledger is written.
+While it holds its lease, the supervisor finds out what is missing, lets the canary prove the engine, and
+feeds it the samples (`eagle3_data.passes.feeding`). Whatever happens to the engine, the ledger is written.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ COMMIT_THREADS = 4
 
 @dataclass(frozen=True)
 class PassJob:
-    """What a stripe of a pass is given."""
+    """The input of a stripe."""
 
     target: Target
     tokenization: Tokenization
@@ -184,7 +184,7 @@ class PassRun:
         self._stop.now.set()
 
     def _describe(self) -> PassProgress:
-        """What others may know of this pass while it runs."""
+        """The progress of this pass, for its lease."""
         outcomes = self._outcomes
         return PassProgress(
             **vars(self._facts),
@@ -248,7 +248,7 @@ class PassRun:
                     yield Request(sample.key, sample.token_ids, str(path))
 
     def _is_found(self, key: str) -> bool:
-        """Whether another run that shares the store was faster."""
+        """Whether another run has put the sample into the shared store meanwhile."""
         if found := self._store.holds(key):
             self._outcomes.found(key)
         return found
@@ -311,7 +311,7 @@ class PassRun:
         )
 
     def _may_load(self, work: Path) -> bool:
-        """Whether this job's devices and the canary let the target be loaded."""
+        """Whether the target, this job's devices and the canary allow loading the target."""
         job = self._job
         proof = prove_target(job.description, self._run_paths.target)
         if proof.holds:
@@ -332,7 +332,7 @@ class PassRun:
 
     @cached_property
     def _provenance(self) -> SampleProvenance:
-        """What the sidecar of every sample of this pass says."""
+        """The provenance in the sidecars of this pass's samples."""
         job = self._job
         return {
             "layers": list(job.identity.layers),
@@ -384,8 +384,8 @@ class PassRun:
 
 
 def _package_versions() -> dict[str, str | None]:
-    """Of this workflow and the packages that decide what happens; from their metadata, nothing is
-    imported."""
+    """Versions of this workflow and of the packages it depends on most, from their metadata (without
+    imports)."""
     names = {
         "vllm": VLLM_DISTRIBUTIONS,
         "torch": ("torch",),

@@ -1,4 +1,4 @@
-"""Which samples are with which pass, so that workflows that share a store share the work, too.
+"""Which pass is extracting which sample, so that workflows that share a store also share the work.
 
 A pass claims a sample before its engine gets it: a symbolic link `claims/<key>` to the name of its folder
 below `incoming/`, made in one step on every file system that has links. A sample that another pass has

@@ -1,4 +1,4 @@
-"""What a pass asks of whoever keeps its engine's results."""
+"""The protocol for committing an engine's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor's loop: every sample through an engine, whatever happens to the engine.
+"""The supervisor's loop: sends every sample to an engine and restarts the engine if it dies or hangs.
 
 Samples go to the engine continuously across batches, within `extraction.in_flight_tokens`. An engine that
 dies, or says nothing for `extraction.stall_timeout_s`, is ended with its whole process group and started

@@ -1,4 +1,4 @@
-"""One pass at a time for each stripe of a run. Standard library only.
+"""A lock with a heartbeat: one pass at a time for each stripe of a run. Standard library only.
 
 A pass that extracts keeps `extraction/running/<stripe>-of-<jobs>.json` and renews it every few seconds: who
 it is (host, process, SLURM job) and how far it has come. A second pass that meets a live lease waits, and

@@ -1,5 +1,5 @@
-"""What passes did, and the gates made of it. Standard library only, and little of it: a thousand gates read
-this."""
+"""The ledgers of passes, and the gates made from them. Standard library only, and little of it: a thousand
+gates read this."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FailedSample(Record):
 
 @dataclass(frozen=True)
 class BatchOutcome(Record):
-    """What became of a batch in one pass. `samples` counts those without the ones left out."""
+    """The outcome of a batch in one pass. `samples` counts those without the ones left out."""
 
     state: State
     fingerprint: str

@@ -1,4 +1,4 @@
-"""What became of the samples and batches of a pass, and the files that say so."""
+"""The outcomes of a pass's samples and batches, and the files that record them."""
 
 from __future__ import annotations
 

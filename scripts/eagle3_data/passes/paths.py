@@ -1,4 +1,4 @@
-"""Where an extraction keeps its files, below `results/<run>/extraction`. Standard library only."""
+"""The paths of an extraction's files, below `results/<run>/extraction`. Standard library only."""
 
 from __future__ import annotations
 

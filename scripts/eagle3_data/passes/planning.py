@@ -1,4 +1,4 @@
-"""What is finished and what the next pass must do, as Snakemake sees it when it reads the workflow. No torch,
+"""What is finished and what the next pass must do, computed when Snakemake reads the workflow. No torch,
 no vLLM.
 
 A pass writes a new numbered ledger; a ledger that exists is sealed. A finished batch depends on the pass that

@@ -1,4 +1,4 @@
-"""Progress of the passes where Snakemake was called: a line whenever there is news. The passes write to their
+"""Shows the progress of passes where Snakemake was called, one line per change. The passes write to their
 own logs, perhaps on other machines; how far they are stands in their leases."""
 
 from __future__ import annotations

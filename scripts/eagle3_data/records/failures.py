@@ -1,4 +1,4 @@
-"""The one way to record any error, also one that was met in another process. Standard library only: the gates
+"""Records of errors, also of those raised in other processes. Standard library only: the gates
 import it."""
 
 from __future__ import annotations

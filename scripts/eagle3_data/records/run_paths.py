@@ -1,4 +1,4 @@
-"""Where a run keeps its files: below `results/<run>` and `logs/<run>`. Standard library only."""
+"""The paths of a run's files: below `results/<run>` and `logs/<run>`. Standard library only."""
 
 from __future__ import annotations
 

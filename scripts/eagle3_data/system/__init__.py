@@ -1,1 +1,1 @@
-"""What the operating system gives: processes and their limits, devices, files and their modes."""
+"""The operating system: processes and their limits, devices, files and permissions."""

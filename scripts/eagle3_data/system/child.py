@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, whatever kills it. Standard library only.
+"""Child processes that never outlive their parent, however it ends. Standard library only.
 
 A child gets the reading end of a pipe, its lifeline, whose other end only the parent holds. When the parent
 dies, even by kill -9, the pipe closes, and a thread of the child ends the child's whole process group: no

@@ -1,4 +1,4 @@
-"""The GPUs of this machine and of this job. Standard library only: they are looked at before anything is
+"""The GPUs of this machine and of this job. Standard library only: it runs before anything is
 imported that uses them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Giving a file a second name without a second copy of its bytes. Standard library only."""
+"""Links files without copying their bytes. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a place on the disk cannot be used, in one line with what to do about it. Standard library only."""
+"""Explains in one line why a path cannot be used and what to do about it. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workflow must know of the target model, from its checkpoint directory alone."""
+"""What the workflow needs to know about the target model, read from its checkpoint directory."""
 
 from eagle3_data.target.description import (
     TargetDescription,

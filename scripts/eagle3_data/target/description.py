@@ -1,4 +1,4 @@
-"""What the workflow must know of the target model, read from its checkpoint directory alone.
+"""What the workflow needs to know about the target model, read from its checkpoint directory.
 
 Nothing is loaded: config.json, the names, sizes and headers of the weight files, and hashes of blocks of
 them. So this takes seconds for a checkpoint of any size, and every fault of a checkpoint that can be seen on

@@ -1,4 +1,4 @@
-"""The one way in which a checkpoint's tokenizer is loaded: what is checked is what tokenizes."""
+"""Loads a checkpoint's tokenizer, in the same way for checking and for tokenizing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether the weight files of a checkpoint are whole: the header of each safetensors file against the file's
-size, and the index against the headers. Standard library and safetensors only.
+"""Whether a checkpoint's weight files are complete: compares the header of each safetensors file against the
+file's size, and the index against the headers. Standard library and safetensors only.
 
 Headers alone are read, so this takes seconds for a checkpoint of any size. Tensor data that was overwritten
 in place is not seen.

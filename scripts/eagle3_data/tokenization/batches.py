@@ -1,4 +1,4 @@
-"""Samples to batches: one Parquet row group each, in training order."""
+"""Writes batches, one Parquet row group each, in training order."""
 
 from __future__ import annotations
 

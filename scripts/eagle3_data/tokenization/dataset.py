@@ -1,4 +1,4 @@
-"""The whole of tokenization: sources in, the four files of tokens/ out, all or none."""
+"""Tokenization from sources to the four files of tokens/, of which all or none are written."""
 
 from __future__ import annotations
 

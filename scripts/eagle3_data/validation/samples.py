@@ -1,4 +1,4 @@
-"""Proof, not presence: what is checked of every sample before it may enter a training set."""
+"""The checks that every sample must pass before it may enter a training set."""
 
 from __future__ import annotations
 
