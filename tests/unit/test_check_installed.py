@@ -1,6 +1,7 @@
 """The check as the workflow's rule runs it: the installed packages, the target, the tokenized data."""
 
 import argparse
+import functools
 import json
 import runpy
 import sys
@@ -31,6 +32,14 @@ def imported(monkeypatch):
     stand_in = types.SimpleNamespace(finish=list)
     monkeypatch.setattr(installed, "Importing", lambda modules: asked.extend(modules) or stand_in)
     return asked
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once():
+    """The installed packages' sources, which each check reads: they do not change between tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installed, "installed_tree", functools.cache(installed.installed_tree))
+        yield
 
 
 @pytest.fixture

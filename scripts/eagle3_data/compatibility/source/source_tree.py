@@ -8,9 +8,11 @@ import importlib.util
 import zipfile
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from eagle3_data.compatibility.source.tree_index import TreeIndex
 from eagle3_data.errors import InputError
 
 
@@ -108,7 +110,11 @@ class SourceTree:
     label: str
     _parsed: dict[str, ast.Module] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def index(self) -> TreeIndex:
+        return TreeIndex(self)
+
+    @cached_property
     def metadata(self) -> dict[str, list[str]]:
         """The distribution's metadata, each field a list; empty where there is none."""
         message = HeaderParser().parsestr(self.files.metadata(self.package))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from eagle3_data.compatibility.source.source_tree import SourceTree
-from eagle3_data.compatibility.source.tree_index import TreeIndex
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_DEPTH = 12
@@ -138,7 +137,7 @@ class Symbols:
 
     def __init__(self, tree: SourceTree) -> None:
         self.tree = tree
-        self.index = TreeIndex(tree)
+        self.index = tree.index
         self._tables: dict[str, dict[str, Symbol | Alias]] = {}
         self._mros: dict[ClassSymbol, tuple[list[ClassSymbol], bool]] = {}
         self._members: dict[tuple[ClassSymbol, str], Member | None] = {}

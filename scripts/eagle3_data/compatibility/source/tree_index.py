@@ -8,8 +8,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from eagle3_data.compatibility.source.source_tree import SourceTree
+if TYPE_CHECKING:
+    from eagle3_data.compatibility.source.source_tree import SourceTree
 
 CLASS = re.compile(r"^[ \t]*class (?P<name>\w+)\((?P<bases>[^)]*)\)", re.MULTILINE)
 TOP_LEVEL = re.compile(
