@@ -1,12 +1,11 @@
 """The configuration: its sections, and how they are read."""
 
+from eagle3_data.config.data import Data, Source
 from eagle3_data.config.reading import load_config, load_section, read_config_file, write_sections
 from eagle3_data.config.sections import (
     Compatibility,
     Config,
-    Data,
     Extraction,
-    Source,
     Target,
     Tokenization,
     TrainingSet,

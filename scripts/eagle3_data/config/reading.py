@@ -20,7 +20,8 @@ from pydantic import (
     ValidationError,
 )
 
-from eagle3_data.config.sections import Config, Section
+from eagle3_data.config.section import Section
+from eagle3_data.config.sections import Config
 from eagle3_data.errors import ConfigError
 from eagle3_data.hashing import hash_json
 from eagle3_data.records import JsonObject, find_json, write_json
