@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,10 @@ def no_target(workflow: Workflow) -> None:
     shutil.rmtree(workflow.directory / "target")
 
 
+def target_like_an_option(workflow: Workflow) -> None:
+    workflow.config["target"]["path"] = "--no-such-target"
+
+
 def no_chat_template(workflow: Workflow) -> None:
     (workflow.directory / "target/chat_template.jinja").unlink()
 
@@ -72,6 +77,7 @@ BAD: list[tuple[Callable[[Workflow], None], list[str]]] = [
     (no_tokenizer, ["has no tokenizer", "copy the model's tokenizer files there"]),
     (no_weights, ["holds no safetensors weights"]),
     (no_target, ["there is no directory target", "target.path"]),
+    (target_like_an_option, ["there is no directory --no-such-target", "target.path"]),
     (no_chat_template, ["chat template"]),
     (layer_out_of_range, ["layer-out-of-range", "layer id 9 is outside 0..8"]),
     (layer_twice, ["duplicate-layer", "layer id 4 is given twice"]),
@@ -96,6 +102,22 @@ def test_bad_input_is_explained(
     assert not list(workflow.results.glob("extraction/**/*.json")), "no pass may start"
     assert all(json.loads(path.read_text()) for path in workflow.directory.glob("results/**/*.json"))
     assert not list(workflow.directory.glob("results/**/*.part"))
+
+
+def test_a_key_given_twice_in_the_default_configuration_is_named(tmp_path: Path, tiny_llama: Path) -> None:
+    workflow = Workflow(tmp_path, fast_config(tiny_llama))
+    project = workflow.copy_project()
+    with open(project / "config/config.yaml", "a", encoding="utf-8") as file:
+        file.write("\ntarget:\n  path: other\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-s", str(project / "Snakefile"), "--cores", "1", "--dry-run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "config/config.yaml: the key `target` is given twice, in line" in run.stdout + run.stderr
 
 
 OBEYING_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
