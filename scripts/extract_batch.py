@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.errors import InputError, SampleError, headline
+from eagle3_data.errors import Eagle3DataError, SampleError, headline
 from eagle3_data.log import say
 from eagle3_data.passes.ledger import COMPLETE, BatchOutcome, Gate, Ledger
 from eagle3_data.text import counted
@@ -65,7 +65,7 @@ def explain(batch: str, ledger: Ledger, outcome: BatchOutcome, path: Path) -> No
     for index, failed in enumerate(outcome.failed):
         try:
             failure = FailureRecord.read(failed.record).failure
-        except InputError as error:
+        except Eagle3DataError as error:
             say(headline(error))
             continue
         text = failure.render() if index < FULL_TEXTS else failure.summary

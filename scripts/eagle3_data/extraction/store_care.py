@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from eagle3_data.errors import InputError, headline
+from eagle3_data.errors import InputError, StorageError, headline, message_of
 from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.lease import LeaseState, is_live
 from eagle3_data.passes.ledger import Ledger
@@ -165,6 +165,8 @@ def fault_of(store: Store, key: str) -> Fault | None:
         if (sidecar.key, sidecar.extraction_id) != (key, store.extraction_id):
             return Fault(key, f"its sidecar is that of {sidecar.extraction_id}/{sidecar.key}")
         text = file_fault(path, sidecar)
+    except (PermissionError, StorageError) as error:  # some network file systems say so only now
+        return Fault(key, message_of(error), is_damage=False)
     except (InputError, OSError) as error:
         text = f"it cannot be read: {headline(error)}"
     return Fault(key, text) if text else None
