@@ -183,7 +183,7 @@ def training_set(wildcards):
     """The set, which must be what was assembled: whoever trains on it does not look."""
     if faults := look(PATHS.training_set) if PATHS.training_set.exists() else []:
         raise WorkflowError(
-            f"{RESULTS}/training_set is not what was assembled: {faults[0]}; {REMEDY}."
+            f"{RESULTS}/training_set is not as assembled: {faults[0]}; {REMEDY}."
             " `snakemake --cores all verify` reads every byte and says what is wrong"
         )
     return f"{RESULTS}/training_set"

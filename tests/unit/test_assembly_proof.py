@@ -163,6 +163,6 @@ def test_states_that_may_not_be_read_are_not_rejected(
 ) -> None:
     after_validation(Path.touch)(path := store.states_path(KEYS[1]))
     monkeypatch.setattr(os, "access", lambda place, _: place != path)
-    with pytest.raises(StorageError, match="may not be read"):
+    with pytest.raises(StorageError, match="no permission to read"):
         reject_changed(run, index(run), store, KEYS[2:])
     assert not run.rejected("00000").exists()

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import damages
 from eagle3_data import PACKAGE_ROOT
 from eagle3_data.extraction.store_care import fault_of, quarantine
 from eagle3_data.hashing import sample_key
@@ -452,6 +453,25 @@ def test_a_damaged_sidecar_is_a_fault_of_its_sample(place, sidecar):
     done = place.call("verify")
     assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
     assert "Traceback" not in done.stderr
+
+
+SAMPLES = [
+    *((".json", kind) for kind in damages.SIDECAR),
+    *((".safetensors", kind) for kind in damages.STATES),
+]
+
+
+@pytest.mark.parametrize(("suffix", "kind"), SAMPLES)
+def test_every_kind_of_damage_to_a_sample_is_a_fault_that_can_be_taken_out(place, suffix, kind):
+    path = place.store.states_path(KEYS[0]).with_suffix(suffix)
+    (damages.SIDECAR if suffix == ".json" else damages.STATES)[kind](path)
+    fault = fault_of(place.store, KEYS[0])
+    if kind == "greedy beyond":  # only validation knows the vocabulary
+        assert fault is None
+        return
+    assert fault.is_damage and "\n" not in fault.text
+    quarantine(place.store, fault)
+    assert not any(os.path.lexists(path.with_suffix(half)) for half in (".json", ".safetensors"))
 
 
 def test_a_sample_that_was_replaced_since_is_not_taken_out(place):

@@ -16,6 +16,7 @@ from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import check_contents
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
+from eagle3_data.text import counted
 from eagle3_data.validation.verdict import BatchVerdict
 
 
@@ -68,8 +69,8 @@ def reject_changed(run: RunPaths, index: BatchIndex, store: Store, without: Coll
         rejected += len(faults)
     if rejected:
         raise SampleError(
-            f"{rejected} sample{'s'[: rejected != 1]} changed in {store.directory} since validation, see"
-            " above; nothing is assembled, and the same command extracts what changed again"
+            f"{counted(rejected, 'sample')} changed in {store.directory} since validation, see above;"
+            " nothing is assembled, and the same command extracts what changed again"
         )
 
 

@@ -28,7 +28,7 @@ from typing import IO, ClassVar
 
 from eagle3_data.errors import NO_ROOM, StorageError
 from eagle3_data.log import say
-from eagle3_data.records import JsonObject, Record, remove, write_json
+from eagle3_data.records import JsonObject, MisfitError, Record, remove, write_json
 from eagle3_data.system.places import check_directory, explained
 from eagle3_data.system.processes import Process
 
@@ -61,6 +61,10 @@ class Sidecar(Record):
     tokens: int
     size_bytes: int
     xxh3_128: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.greedy_token < 2**31:
+            raise MisfitError(f"must be a token id, not {self.greedy_token}", "greedy_token")
 
 
 class Store:

@@ -117,8 +117,6 @@ def _open_checked(
         sidecar, states = store.read_sidecar(sample.key), open_states(path)
     except (InputError, SampleError) as error:
         raise SampleError(f"unreadable: {message_of(error)}") from error.__cause__
-    if not 0 <= sidecar.greedy_token < 2**31:
-        raise SampleError(f"greedy-token: the engine's next token cannot have been {sidecar.greedy_token}")
     if (sidecar.key, sidecar.extraction_id) != (sample.key, identity.extraction_id):
         raise SampleError(f"sidecar: it is that of {sidecar.extraction_id}/{sidecar.key}")
     if path.stat().st_size != sidecar.size_bytes or file_checksum(path) != sidecar.xxh3_128:
