@@ -201,6 +201,7 @@ def test_every_kind_of_sample_damaged_after_all_is_refused_and_the_remedy_works(
     assert_whole(workflow, before)
 
 
+@pytest.mark.nightly
 def test_states_that_changed_after_validation_never_enter_a_set(finished_set: Workflow) -> None:
     """Whoever only deletes the refused set is stopped by its assembly; the run after that heals."""
     workflow, before = finished_set, states_of(finished_set)
