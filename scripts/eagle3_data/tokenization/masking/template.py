@@ -11,12 +11,11 @@ from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3_data.errors import InputError, headline
-from eagle3_data.records import JsonObject
 from eagle3_data.system.bounds import RunawayError, call_bounded
-from eagle3_data.tokenization.masking.style import Message, MessageStyle, Tools
+from eagle3_data.tokenization.masking.compiled import compile_template
+from eagle3_data.tokenization.masking.style import TOOLS, Message, MessageStyle, Tools
 from eagle3_data.tokenization.reading.rows import BadRowError, DropError
 
 MOST_CHARACTERS = 200
@@ -83,7 +82,8 @@ class ChatTemplate:
         self.style = MessageStyle.learn(self._attempt_with_tools)
         self.stop_texts = tuple(dict.fromkeys(filter(None, stop_texts)))
         self.added_tokens = tuple(filter(None, added_tokens))
-        rendered = self.attempt(*self.style.prepare([QUESTION, ANSWER, QUESTION]))
+        talk = self.style.prepare([QUESTION, ANSWER, QUESTION])
+        rendered = self.attempt(*talk) or self.attempt(*talk, tools=TOOLS)
         self.control_tokens = [token for token in self.added_tokens if token in rendered]
 
     def render(
@@ -95,23 +95,18 @@ class ChatTemplate:
     ) -> str:
         """The conversation as text. Raises DropError("template-refused") with the template's own message, and
         BadRowError if the template does not come to an end with it."""
-        options = {
-            "tools": tools,
-            "chat_template": self.source,
-            "add_generation_prompt": generation_prompt,
-            **self._variables,
-        }
         try:
-            return call_bounded(lambda: self._rendered(messages, options))
+            return call_bounded(lambda: self._rendered(messages, tools, generation_prompt))
         except RunawayError as error:
             raise BadRowError(f"{self.name} {error}") from None
         except TEMPLATE_ERRORS as error:
             raise DropError("template-refused", headline(error)[:MOST_CHARACTERS]) from error
 
-    def _rendered(self, messages: Sequence[Message], options: JsonObject) -> str:
+    def _rendered(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
+        options = {"tools": tools, "add_generation_prompt": generation_prompt, **self._variables}
         if self._own_way:
-            return str(self._own_way(list(messages), tokenize=False, **options))
-        return str(render_jinja_template([messages], **options)[0][0])
+            return str(self._own_way(list(messages), tokenize=False, chat_template=self.source, **options))
+        return compile_template(self.source).render(messages=messages, documents=None, **options)
 
     def attempt(
         self,

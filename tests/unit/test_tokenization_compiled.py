@@ -1,0 +1,80 @@
+"""Compiled chat templates: what they remember changes nothing of what they write."""
+
+from datetime import date
+
+import pytest
+from jinja2.exceptions import SecurityError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from eagle3_data.tokenization.masking.compiled import JSON_TEXTS, compile_template
+from eagle3_data.tokenization.masking.template import ChatTemplate
+
+VALUES = (
+    {"b": [1, {"a": "é\n"}], "a": None},
+    {"a": None, "b": [1, {"a": "é\n"}]},
+    {9: "x", 10: "y"},
+    {"9": "x", "10": "y"},
+    {1: "x", "1": "y"},
+    [0.1, 1e300, float("inf"), True],
+    {},
+)
+FILTERS = (
+    "tojson",
+    "tojson(indent=4)",
+    "tojson(indent=2)",
+    "tojson(false, 2)",
+    "tojson(indent=2, ensure_ascii=true)",
+    "tojson(indent=2, separators=[',', '='])",
+    "tojson(indent=1, sort_keys=m.sorted)",
+)
+
+
+@pytest.mark.parametrize("written", FILTERS)
+def test_json_is_that_of_transformers_the_first_and_the_second_time(written):
+    source = "{% for m in messages %}{{ m.value | " + written + " }}\n{% endfor %}"
+    messages = [
+        {"role": "user", "value": value, "sorted": sorts}
+        for value in VALUES
+        for sorts in (False, not isinstance(value, dict) or len(set(map(type, value))) == 1)
+    ]
+    expected = render_jinja_template([messages], chat_template=source)[0][0]
+    template = compile_template(source)
+    assert [template.render(messages=messages) for _ in range(2)] == [expected, expected]
+
+
+def test_indented_json_is_right_behind_more_texts_than_are_remembered():
+    template = compile_template("{{ value | tojson(indent=1) }}")
+    for number in (*range(JSON_TEXTS + 2), 0, JSON_TEXTS):
+        assert template.render(value={"k": number}) == f'{{\n "k": {number}\n}}'
+
+
+@pytest.mark.parametrize("attribute", ["append", "__class__"])
+def test_what_the_sandbox_refuses_it_refuses_again(attribute):
+    template = compile_template("{{ value." + attribute + "() }}")
+    for _ in range(2):
+        with pytest.raises(SecurityError):
+            template.render(value=[])
+
+
+def test_an_attribute_is_refused_by_the_type_of_its_owner():
+    template = compile_template("{{ value.clear() }}")
+
+    class Harmless:
+        def clear(self):
+            return "cleared"
+
+    for _ in range(2):
+        assert template.render(value=Harmless()) == "cleared"
+        with pytest.raises(SecurityError):
+            template.render(value={})
+
+
+def test_separators_are_known_of_a_template_that_refuses_conversations_without_tools():
+    template = ChatTemplate(
+        "{{ tools[0] | tojson }}{% for m in messages %}<turn>{{ m.content }}{% endfor %}",
+        {},
+        today=date(2025, 1, 1),
+        stop_texts=[],
+        added_tokens=["<turn>", "<other>"],
+    )
+    assert template.control_tokens == ["<turn>"]
