@@ -2,8 +2,8 @@
 #
 #   snakemake --cores all extract     hidden states of every batch
 #   snakemake --cores all             ... validated and assembled as a training set
-#   snakemake --cores all verify      every byte of the training set is still what was assembled
-#   snakemake --cores 1 status        what is done, failed and pending (beside a run: python scripts/show_status.py)
+#   snakemake --cores all verify      verify every byte of the training set
+#   snakemake --cores 1 status        what is done, failed and pending (during a run: python scripts/show_status.py)
 #
 # Each stage is one file in rules/, each rule one script of the same name in scripts/.
 
@@ -12,7 +12,7 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
-# The demo's configuration only where no other is given: its values must not fill the gaps of a real one.
+# Use the demo's configuration only if no other is given: its values must not fill gaps in a real one.
 if not workflow.config_settings.configfiles:
 
     configfile: f"{workflow.current_basedir}/config/config.yaml"
@@ -41,7 +41,7 @@ localrules:
     status,
 
 
-# A target asks for the files of every stage before it, too: one that was lost is made again, or the run fails.
+# Each target also requests the files of all earlier stages, so that a lost one is made again, or the run fails.
 rule all:
     default_target: True
     input:

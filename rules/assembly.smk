@@ -1,6 +1,6 @@
 # The training set in speculators' format. Samples are linked from the store, not copied.
 # Needs: every batch validated, <results>/tokens, <results>/compatibility/report.json (its accepted findings go into the provenance).
-# Makes: <results>/training_set/. `verify` makes nothing: it fails where a set is no longer what was assembled.
+# Makes: <results>/training_set/. `verify` makes nothing: it fails if the set has changed since.
 
 
 rule assemble_training_set:

@@ -96,7 +96,7 @@ def tokens_directory(wildcards):
 
 
 def target_files(wildcards):
-    """What a change of re-describes the target. A file that is missing or that may not be read is left to the
+    """The inputs of the target's description. A file that is missing or that may not be read is left to the
     script, which explains it."""
     if IS_DEMO_TARGET:
         return [CONFIG.target.path]
@@ -112,7 +112,7 @@ def target_path(wildcards):
 
 
 def target_state(wildcards):
-    """Where the target really lies, and what its files are: times alone do not show that a link leads
+    """The target's real path and the identity of its files: times alone do not show that a link leads
     elsewhere, or of files that were replaced by older ones."""
     try:
         return "demo" if IS_DEMO_TARGET else state_of(locate_target(CONFIG.target.path))
@@ -127,7 +127,7 @@ def all_source_files():
 
 
 def source_files(wildcards):
-    """What a change of tokenizes again. A missing file is left to the script, which explains it."""
+    """The inputs of tokenization. A missing file is left to the script, which explains it."""
     return nameable(all_source_files())
 
 
@@ -180,7 +180,7 @@ def validated_batches(wildcards):
 
 
 def training_set(wildcards):
-    """The set, which must be what was assembled: whoever trains on it does not look."""
+    """The training set. It must be unchanged since assembly, since a trainer does not check."""
     if faults := look(PATHS.training_set) if PATHS.training_set.exists() else []:
         raise WorkflowError(
             f"{RESULTS}/training_set is not as assembled: {faults[0]}; {REMEDY}."
@@ -207,7 +207,7 @@ def stripe(wildcards):
 
 
 def pass_minutes(wildcards):
-    """Walltime, where the profile does not say another."""
+    """Walltime, unless the profile sets another."""
     return PLAN.pass_minutes(int(stripe(wildcards)))
 
 
@@ -232,7 +232,7 @@ def next_command():
 
 
 def summarize(*options):
-    """What is done, what failed and why, and what to run next: the last lines a user reads."""
+    """Print what is done, what failed and why, and what to run next, as the last lines of a run."""
     WATCHER.stop()
     told = ["--results", RESULTS, "--extraction-id", PLAN.extraction_id(), "--part", "summary"]
     subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", *told, *options], check=False)

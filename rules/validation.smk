@@ -1,4 +1,4 @@
-# Proof of what is in the store, as far as it goes: structure, numbers, checksum, greedy token.
+# Validate the samples in the store: structure, numbers, checksum, greedy token.
 # Needs: a complete batch, its samples in the store, the target's final norm and lm_head.
 # Makes: <results>/validation/<batch>.json. It deletes nothing: rejected keys go to validation/rejected/, and the next run extracts them again.
 

@@ -42,7 +42,7 @@ REMEDY = (
 )
 ROWS_AT_ONCE = 10_000
 LOOKED_AT = 10_000
-"""So many states files, evenly spaced, does `look` ask for size and time; of all it asks the names."""
+"""`look` checks size and time of this many states files, evenly spaced, and the names of all."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ which.
 
 Covered are weights in symmetric integers with a scale for each group or row, packed into int32:
 compressed-tensors' pack-quantized, as Kimi-K2.5 has it. The plain copy, which transformers computes with,
-gets the values that the quantized weights stand for: so rounding is no difference, and what is left is the
+gets the values that the quantized weights stand for: so rounding makes no difference, and what remains is the
 engine's own.
 
 Not covered, and the canary says so: any other way of storing weights; a target that packs weights which the

@@ -105,7 +105,7 @@ def find_json(path: str | os.PathLike[str]) -> JsonObject | None:
 
 
 def key(name: str, **options: Any) -> Any:
-    """A field whose JSON key is no Python name, such as `class`."""
+    """A field whose JSON key is not a Python name, such as `class`."""
     return field(metadata={"key": name}, **options)
 
 

@@ -10,8 +10,8 @@ from eagle3_data.tokenization.encoder import Encoded, SpanEncoder
 CHARACTERS_A_TOKEN = 16
 LEAST_CHARACTERS = 1 << 16
 FAR = 8
-"""So many times what is encoded first, a text is long enough to be cut: a tokenizer takes some 200 bytes of
-memory a character."""
+"""A text at least this many times as long as what is encoded first is worth cutting: a tokenizer takes some
+200 bytes of memory a character."""
 
 
 class StartEncoder:

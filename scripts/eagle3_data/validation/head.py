@@ -72,7 +72,7 @@ class Head:
 
     def used_after_the_layers(self, hidden_size: int) -> set[nn.Module]:
         """The modules that are called between the last layer and the logits. Raises InputError where the
-        output of a layer is no state of the hidden size, or does not reach lm_head."""
+        output of a layer is not a state of the hidden size, or does not reach lm_head."""
         used: set[nn.Module] = set()
 
         def note(module: nn.Module, _: Any) -> None:

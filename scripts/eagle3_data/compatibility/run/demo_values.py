@@ -6,7 +6,7 @@ from eagle3_data.config import Tokenization, TrainingSet
 from eagle3_data.findings import Finding
 
 REAL_VOCABULARY = 16_000
-"""The demo's targets have at most a few thousand tokens, real ones at least so many."""
+"""The demo's targets have at most a few thousand tokens, real ones have more."""
 DEMO_DRAFT_VOCABULARY, DEMO_BATCH_TOKENS = 512, 3000
 
 

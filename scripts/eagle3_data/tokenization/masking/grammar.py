@@ -68,7 +68,7 @@ class Grammar:
     `prompts`: by the role of the message before, what stands between that message's text and what the model
     writes. `headers`: what opens the assistant's turns wherever they stand, and with each what else a
     generation prompt has behind it. `openings`: what opens others' turns. `closers`: texts of tokens with
-    which the template closes the assistant's turns although they are no stop tokens of the target. `stops`:
+    which the template closes the assistant's turns although they are not stop tokens of the target. `stops`:
     these and the target's own. `closings`: all that stands behind an answer, up to the next turn or the
     end. `trailer`: what the template writes behind the last turn, and nobody says. `scaffold_space`: the
     white space that the template writes between empty reasoning and the answer, if it always writes the

@@ -35,7 +35,7 @@ OPENS_SYNTAX, CLOSES_SYNTAX = r"<\[{|/\\`&%_$#@\u25c1\u3008", r">\]}|/`;%_\u25b7
 LETTER = r"[^\W_]"
 FIRST = re.compile(f"(?<!{LETTER})(?<![{OPENS_SYNTAX}]){LETTER}")
 LAST_WORD = re.compile(f"(?<!{LETTER})(?<![{OPENS_SYNTAX}]){LETTER}+(?!{LETTER})(?![{CLOSES_SYNTAX}])")
-"""Where marks stand best: the first letter of a word and the last one of another, which are no syntax."""
+"""Where marks stand best: the first letter of a word and the last one of another, which are not syntax."""
 
 REACH = 80
 """Characters at the end of a text in which its last word is looked for first."""
@@ -218,7 +218,8 @@ def _last_place(text: str) -> int:
 
 
 def _is_free(text: str, place: int, character: str) -> bool:
-    """Whether a character that is no letter may be replaced: visible, and of no quoting or syntax."""
+    """Whether a character that is not a letter may be replaced: visible, and not used for quoting or
+    syntax."""
     return (
         character.isprintable()
         and not character.isspace()

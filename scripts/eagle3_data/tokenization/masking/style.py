@@ -99,7 +99,7 @@ class MessageStyle:
         )
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages in this style. Raises DropError if arguments are no JSON object and must be one."""
+        """Messages in this style. Raises DropError if arguments must be a JSON object but are not."""
         if any("tool_calls" in message for message in messages):
             messages = self._with_calls(messages)
         return [self._with_content(message) for message in messages]

@@ -21,7 +21,7 @@ INPUTS = ("input", "context")
 """What an instruction is about: Alpaca's and Dolly's."""
 
 NO_INPUT = ("<noinput>", "<no input>", "no input")
-"""What Alpaca's forerunners write where there is none."""
+"""What Alpaca's predecessors write for an empty input."""
 
 SYSTEMS = ("system", "system_prompt", "system_message")
 HISTORY = "history"

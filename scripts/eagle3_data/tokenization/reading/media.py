@@ -45,7 +45,7 @@ def media_in_turns(turns: Iterable[Any]) -> str:
 
 
 def without_media_parts(turn: Any) -> Any:
-    """The turn with only those parts of its content that are no media."""
+    """The turn without the media parts of its content."""
     if not isinstance(turn, dict):
         return turn
     return {

@@ -81,7 +81,7 @@ def text_of(content: Any) -> str | list[dict[str, str]] | None:
 
 
 def parsed(text: Any, field: str) -> Any:
-    """JSON text, or what is no text as it is. Raises BadRowError."""
+    """JSON text, or anything else unchanged. Raises BadRowError."""
     if not isinstance(text, str):
         return text
     try:

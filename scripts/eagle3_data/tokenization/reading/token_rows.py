@@ -59,7 +59,7 @@ def _mask_name(row: JsonObject, source: Source, length: int) -> str:
 
 
 def _list(value: Any) -> Any:
-    """A list that a table without lists (CSV) holds as JSON text, or what is no text as it is."""
+    """A list that a table without lists (CSV) holds as JSON text, or anything else unchanged."""
     if not isinstance(value, str):
         return value
     try:

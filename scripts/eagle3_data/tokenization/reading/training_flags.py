@@ -28,7 +28,7 @@ WORDS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0":
 
 
 def training_flag(turn: JsonObject) -> bool | None:
-    """Whether the turn is to be trained, None if it does not say. Raises BadRowError for a flag that is none.
+    """Whether the turn is to be trained, None if it has no flag. Raises BadRowError for an invalid flag.
 
     A turn of which a part is not to be trained is not trained at all.
     """
