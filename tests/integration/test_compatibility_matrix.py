@@ -189,10 +189,12 @@ def test_each_fault_of_the_pair_is_dated():
 
 CLEAN_PAIRS = [
     ("speculators==0.3.0", "0.11.0"),
+    ("speculators==0.4.0.1", "0.12.0"),
     *(
-        ("speculators==0.4.0.1", v)
-        for v in ("0.12.0", "0.13.0", "0.14.0", "0.14.1", "0.15.0", "0.15.1", "0.16.0")
+        pytest.param("speculators==0.4.0.1", version, marks=pytest.mark.nightly)
+        for version in ("0.13.0", "0.14.0", "0.14.1", "0.15.0", "0.15.1")
     ),
+    ("speculators==0.4.0.1", "0.16.0"),
 ]
 
 
@@ -230,9 +232,11 @@ def test_speculators_since_0_5_declares_no_range_of_vllm():
 
 # --- our own engine
 
+OUR_VERSIONS = ["0.26.0", pytest.param("0.28.0", marks=pytest.mark.nightly), "0.32.0", "0.33.0"]
+
 
 @pytest.mark.parametrize("model", list(MODELS))
-@pytest.mark.parametrize("version", ["0.26.0", "0.28.0", "0.32.0", "0.33.0"])
+@pytest.mark.parametrize("version", OUR_VERSIONS)
 def test_our_engine_fits_every_version_it_is_written_for(version, model):
     assert failures(version, OUR_ENGINE, model=model, tensor_parallel=8) == set()
 
@@ -250,7 +254,7 @@ def test_our_engine_on_older_versions_fails_for_the_right_reasons():
     assert "no-extraction-method" in failures("0.16.0", OUR_ENGINE)
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.28.0", "0.32.0", "0.33.0"])
+@pytest.mark.parametrize("version", OUR_VERSIONS)
 def test_hs_connectors_binds(version):
     assert failures(version, "hs-connectors==0.9.0") == set()
 

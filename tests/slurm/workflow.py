@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from integration.workflow import ROOT, Workflow
+from integration.workflow import PATIENCE_S, ROOT, Workflow
 from slurm.cluster import Cluster
 
 EAGER_SNAKEMAKE = ROOT / "tests/slurm/eager_snakemake.py"
 HALF = 3
 """Samples after which a pass is held, of ten: the first batch and one of the second."""
-PATIENCE_S = 180
-"""For SLURM and Snakemake, each of which looks at the other only every so often, on a machine that may have
-more to do."""
 
 
 class SlurmWorkflow(Workflow):
