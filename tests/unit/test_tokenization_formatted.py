@@ -190,6 +190,42 @@ def test_a_template_that_shows_only_content_and_closes_nothing_has_turns_in_text
     assert as_text(tiny, PLAIN["three turns"]) == as_messages(tiny, PLAIN["three turns"])
 
 
+OPENED_BY_QUESTIONS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}<|Assistant|>"
+    "{% else %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("system", [[], [turn("system", "Be brief.")]])
+def test_an_answer_that_nothing_opens_is_left_untrained_and_counted(tmp_path, system):
+    (tmp_path / "questions.jinja").write_text(OPENED_BY_QUESTIONS, encoding="utf-8")
+    tiny = Tiny("inline_reasoning", chat_template=str(tmp_path / "questions.jinja"))
+    text = rendered(tiny, [*system, *PLAIN["assistant first"]])
+    outcome = tiny.outcome({"text": text})
+    assert trained(tiny.show(outcome.samples[0])) == ["Hello!<|endoftext|>", "Fine.<|endoftext|>"]
+    assert [(drop.suffix, drop.reason) for drop in outcome.dropped] == [(":0", "unclear-turn")]
+    assert "no header opens" in outcome.dropped[0].detail
+    others = tiny.outcome({"text": rendered(tiny, [*system, *PLAIN["three turns"]])})
+    assert len(trained(tiny.show(others.samples[0]))) == 3 and not others.dropped
+    alone = rendered(tiny, [*system, assistant("Welcome!")])
+    assert tiny.fate({"text": alone}) == "unclear-turn"
+
+
+def test_on_demand_an_answer_that_nothing_opens_costs_the_text(tmp_path):
+    (tmp_path / "questions.jinja").write_text(OPENED_BY_QUESTIONS, encoding="utf-8")
+    tiny = Tiny("inline_reasoning", chat_template=str(tmp_path / "questions.jinja"), on_unclear_turn="drop")
+    assert tiny.fate({"text": rendered(tiny, PLAIN["assistant first"])}) == "unclear-turn"
+
+
+def test_an_end_token_that_the_template_writes_behind_a_system_prompt_is_no_answer_s(tmp_path):
+    (tmp_path / "closed.jinja").write_text(
+        OPENED_BY_QUESTIONS.replace("m.role == 'assistant'", "true"), encoding="utf-8"
+    )
+    tiny = Tiny("inline_reasoning", chat_template=str(tmp_path / "closed.jinja"))
+    outcome = tiny.outcome({"text": rendered(tiny, PLAIN["system prompt"])})
+    assert len(trained(tiny.show(outcome.samples[0]))) == 2 and not outcome.dropped
+
+
 def test_space_that_the_template_does_not_write_before_the_next_turn_makes_it_unclear():
     text = "### user:\nHi\n\n### assistant:\nHello!\n### user:\nAnd?\n\n### assistant:\nFine."
     assert Tiny("plain").fate({"text": text}) == "unclear-turn"

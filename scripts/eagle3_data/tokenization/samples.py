@@ -128,7 +128,8 @@ class RowTokenizer:
         if isinstance(content, TokenizedRow):
             return _Made([self._sample("", Encoded(content.ids, content.mask))])
         if isinstance(content, FormattedText):
-            return _Made([self._sample("", self._encode_formatted(content.text, trained))])
+            encoded, unclear = self._encode_formatted(content.text, trained)
+            return _Made([self._sample("", encoded)], _drops(unclear))
         template, _ = self._templating("conversations need one")
         messages = template.style.prepare(content.messages)
         made = _Made()
@@ -179,7 +180,7 @@ class RowTokenizer:
         if unclear and (nothing_left or self._settings.on_unclear_turn == "drop"):
             raise next(iter(unclear.values()))
         made.samples += own_rows.values()
-        made.dropped += [Drop(f":{index}", drop.reason, drop.detail) for index, drop in unclear.items()]
+        made.dropped += _drops(unclear)
         if hidden := sum(index in turns for index in rendering.hidden_reasoning):
             made.notices.append(Notice("hidden-reasoning", count=hidden))
         if turns:
@@ -200,7 +201,9 @@ class RowTokenizer:
                     samples[index] = self._sample(f":{index}", encoded)
         return samples
 
-    def _encode_formatted(self, text: str, trained: str) -> Encoded:
+    def _encode_formatted(self, text: str, trained: str) -> tuple[Encoded, Mapping[int, DropError]]:
+        """Ids and mask, and the turns that are left untrained."""
+        unclear: Mapping[int, DropError] = {}
         if trained == "all":
             encoded = self._encoder.encode(text, [(0, len(text))])
         else:
@@ -208,6 +211,9 @@ class RowTokenizer:
                 "the assistant's turns in a text are found by it", ", or set the source's `trained: all`"
             )
             rendering = locator.locate_in_text(text)
+            unclear = rendering.unclear
+            if unclear and (not rendering.turns or self._settings.on_unclear_turn == "drop"):
+                raise next(iter(unclear.values()))
             if not rendering.turns:
                 raise DropError(
                     "no-assistant-turn",
@@ -218,9 +224,9 @@ class RowTokenizer:
             if faults:
                 raise next(iter(faults.values()))
         prefix = list(self._tokenizer.prefix)
-        if encoded.ids[: len(prefix)] == prefix:
-            return encoded
-        return replace(encoded, ids=prefix + encoded.ids, mask=bytes(len(prefix)) + encoded.mask)
+        if encoded.ids[: len(prefix)] != prefix:
+            encoded = replace(encoded, ids=prefix + encoded.ids, mask=bytes(len(prefix)) + encoded.mask)
+        return encoded, unclear
 
     def _encode(self, text: str, turns: Mapping[int, Span]) -> tuple[Encoded, dict[int, DropError]]:
         """Ids and mask, and the turns whose tokens cannot be trained."""
@@ -238,6 +244,11 @@ class RowTokenizer:
         if self._tools is None:
             raise InputError(NO_TEMPLATE.format(what=what, or_else=or_else))
         return self._tools
+
+
+def _drops(unclear: Mapping[int, DropError]) -> list[Drop]:
+    """What the ledger says of turns that are left untrained, by their indices."""
+    return [Drop(f":{index}", drop.reason, drop.detail) for index, drop in unclear.items()]
 
 
 def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_size: int) -> Sample:

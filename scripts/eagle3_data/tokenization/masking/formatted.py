@@ -91,6 +91,7 @@ class FormattedTurns:
         self._closers = self._learn_closers()
         self._behind_header = reduce(_common_prefix, self._learn_answers()) if "" in self._closings else ""
         harmless = [re.escape(stop) for stop in grammar.stops if stop not in self._closers]
+        self._spoken_first = self._closers - set(self._learn_preamble_closers())
         self._nothing = re.compile("|".join((r"\s", *harmless)) if harmless else r"\s")
 
     def locate(self, text: str) -> tuple[Span, ...]:
@@ -126,6 +127,15 @@ class FormattedTurns:
             else:
                 _unclear(text, position, "a turn is opened as the chat template opens none")
         return tuple(span for span in spans if self._says_something(text, span))
+
+    def unopened(self, text: str) -> DropError | None:
+        """What is unclear of a text that begins with an answer which no header opens: something before the
+        first turn ends as only answers end. None if there is no such thing."""
+        found = self._marker.search(text)
+        before = text[: found.start()] if found else text
+        if not any(closer in before for closer in self._spoken_first):
+            return None
+        return _unclear_turn(text, 0, "something that no header opens ends as a turn of the assistant does")
 
     def _header_at(self, text: str, position: int) -> tuple[int, int] | None:
         """The longest of the assistant's headers whose marker stands at `position`."""
@@ -275,6 +285,15 @@ class FormattedTurns:
             found.add(call[slice(*stop)])
         return found
 
+    def _learn_preamble_closers(self) -> Iterator[str]:
+        """Which of these tokens the template also writes before anybody's first turn."""
+        for messages in ([marked(USER, NEXT_MARK)], [SYSTEM, marked(USER, NEXT_MARK)]):
+            text = self._render(*messages).partition(NEXT_MARK)[0]
+            found = self._marker.search(text)
+            yield from (
+                closer for closer in self._closers if closer in text[: found.start() if found else None]
+            )
+
     def _learn_answers(self) -> Iterator[str]:
         """What stands behind the assistant's header, for turns of several kinds."""
         answer = marked(ANSWER, MARK)
@@ -358,4 +377,8 @@ def _common_prefix(one: str, other: str) -> str:
 
 
 def _unclear(text: str, position: int, why: str) -> NoReturn:
-    raise DropError("unclear-turn", f"line {text.count(chr(10), 0, position) + 1} of the text: {why}")
+    raise _unclear_turn(text, position, why)
+
+
+def _unclear_turn(text: str, position: int, why: str) -> DropError:
+    return DropError("unclear-turn", f"line {text.count(chr(10), 0, position) + 1} of the text: {why}")

@@ -98,8 +98,14 @@ class TurnLocator:
 
     def locate_in_text(self, text: str) -> Rendering:
         """The turns of a text to which the template has been applied already. Raises DropError, or InputError
-        if no text of this template shows them."""
-        return Rendering(text, dict(enumerate(self._formatted.locate(text))))
+        if no text of this template shows them.
+
+        An answer that opens the text without a header is unclear: nothing parts it from a system prompt.
+        """
+        spans = self._formatted.locate(text)
+        unopened = self._formatted.unopened(text)
+        unclear = {0: unopened} if unopened else {}
+        return Rendering(text, dict(enumerate(spans, start=len(unclear))), unclear)
 
     @cached_property
     def _formatted(self) -> FormattedTurns:
