@@ -77,7 +77,7 @@ def test_a_large_row_that_ends_its_process_is_named_even_if_it_is_the_only_one(p
 
     large = Row(0, 7, "line 8", text="x" * LARGE_CHARACTERS)
     with pytest.raises(
-        Eagle3DataError, match=r"under way: data\.sources\[0\], line 8 \(8,388,608 characters\)"
+        Eagle3DataError, match=r"being tokenized: data\.sources\[0\], line 8 \(8,388,608 characters\)"
     ):
         list(map_rows(dies, [large], processes))
 

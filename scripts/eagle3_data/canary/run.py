@@ -242,7 +242,7 @@ def _engine_failed(name: str, title: str, word: Any, process: EngineProcess, dea
     if not torch.cuda.is_available() and NO_KERNEL.search(cause_text):
         title = (
             "this machine lacks a kernel that the architecture needs, so the target cannot run on it"
-            " either; this says nothing about the target or this vLLM on a GPU: {cause_text}"
+            f" either; this says nothing about the target or this vLLM on a GPU: {cause_text}"
         )
         return Finding(id=name, level="fail", title=title, remedy=NO_KERNEL_REMEDY)
     remedy = failure.remedy or f"see the engine's output in {process.log}"

@@ -61,7 +61,7 @@ def layer_problems(layers: Sequence[int], num_hidden_layers: int | None) -> list
                 "last-layer-missing",
                 (
                     "trainers compute the targets from the last slot, so the ids must include the last"
-                    " layer, {num_hidden_layers}"
+                    f" layer, {num_hidden_layers}"
                 ),
             )
         )

@@ -157,7 +157,7 @@ def check_copies(workload: Workload, store: str, results: Path, way: str | None)
     )
     remedy = (
         "to link instead, put extraction.store on the file system of the results, in a directory you own;"
-        " or keep {size} free for the copies"
+        f" or keep {size} free for the copies"
     )
     level: Level = "warn" if free >= workload.size_bytes else "fail"
     return [Finding("states-copied", level, title, "extraction.store", remedy=remedy)]
