@@ -44,7 +44,7 @@ MAX_WRONG_TOKENS = 0.25
 """Part of a piece's tokens that may be off so far: in bfloat16 a close decision of a random router flips now
 and then, for single tokens; a lost chunk, another sample or another layer is wrong everywhere."""
 PIECE = 16
-"""Tokens, at least, by which a sample is judged: the shortest lost chunk that can be distinguished from flips."""
+"""Tokens, at least, by which a sample is judged: the shortest lost chunk that differs from flips."""
 LOST_PART = 0.5
 """Of a step's tokens, from which on the step is lost, and not some tokens in it."""
 DIFFUSE = {"canary-parity", "canary-chunk"}
