@@ -9,6 +9,7 @@ batch sizes), depends on the ledger of a local rule instead: for it no GPU is as
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -129,11 +130,14 @@ class Plan:
             (self._run.rejected("*"), BatchVerdict),
         )
         return self._damaged + [
-            path
-            for pattern, kind in kinds
-            for path in sorted(self._run.results.glob(str(pattern.relative_to(self._run.results))))
-            if kind.is_damaged(path)
+            path for pattern, kind in kinds for path in self._found(pattern) if kind.is_damaged(path)
         ]
+
+    def _found(self, pattern: Path) -> list[Path]:
+        """What matches, dead links, too: `glob` leaves out those that a pattern without wildcards names."""
+        if os.path.lexists(pattern):
+            return [pattern]
+        return sorted(self._run.results.glob(str(pattern.relative_to(self._run.results))))
 
     def pass_minutes(self, stripe: int) -> int:
         """Walltime to ask for in one job of the next pass: for all the tokens of the batches that wait for
