@@ -2,6 +2,7 @@
 unnoticed."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -134,7 +135,7 @@ def test_a_pinned_environment_passes(environment):
 def test_a_missing_group_is_for_pip_to_add(environment):
     code, output = environment.check("cpu", "dev")
     assert code == BY_PIP
-    assert "environment: pytest: 9.2.0 is pinned, nothing is installed" in output
+    assert re.search(r"environment: pytest: [0-9.]+ is pinned, nothing is installed", output)
 
 
 def test_another_version_is_for_pip_to_mend(environment):

@@ -26,7 +26,7 @@ from eagle3_data.extraction.committer import Expected, SampleProvenance, StatesC
 from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine, prove_target
 from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
-from eagle3_data.log import say
+from eagle3_data.log import say, warn
 from eagle3_data.passes.batch_records import FailureFacts
 from eagle3_data.passes.claims import Claims, share
 from eagle3_data.passes.feeding import Feeding
@@ -175,7 +175,7 @@ class PassRun:
     def _on_loss(self) -> None:
         """Another pass took over because this one stalled. It extracts the rest, so there is nothing to wait
         for."""
-        say("this pass stalled and lost its lease to another; stopping")
+        warn("this pass stalled and lost its lease to another; stopping")
         message = (
             "the pass stalled and lost its lease to another, which extracts the rest; finished samples are"
             " kept"
@@ -231,7 +231,9 @@ class PassRun:
             return
         for key, reason in verdict.rejected.items():
             self._store.quarantine(key, reason)
-            say(f"batch {batch}: validation rejected {key} ({reason}); it is quarantined and extracted again")
+            warn(
+                f"batch {batch}: validation rejected {key} ({reason}); it is quarantined and extracted again"
+            )
         path.unlink()
         self._paths.record(batch).unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from eagle3_data.config import Extraction
 from eagle3_data.engines.base import Extracted, Fatal, Ready, Rejected, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError
-from eagle3_data.log import say
+from eagle3_data.log import say, warn
 from eagle3_data.passes.flight import Flight
 from eagle3_data.passes.stopping import Stop
 from eagle3_data.records.failures import Failure, describe_situation
@@ -116,7 +116,7 @@ class Feeding:
                 )
                 self.failure = engine.explain(describe_situation(EngineError, message))
             if self.failure is not None:
-                say(f"the engine did not start\n{self.failure.render()}")
+                warn(f"the engine did not start\n{self.failure.render()}")
                 return False
         return False
 
@@ -192,7 +192,7 @@ class Feeding:
         # blame
         if self._stop.now.is_set():
             return
-        say(f"the engine died while it had {counted(len(taken), 'sample')}\n{failure.render()}")
+        warn(f"the engine died while it had {counted(len(taken), 'sample')}\n{failure.render()}")
         for request in taken:
             self.crashes[request.key] += 1
             if (crashes := self.crashes[request.key]) >= CRASHES_TO_FAIL:
@@ -210,7 +210,7 @@ class Feeding:
                     " samples with which no engine has died"
                 )
                 self.failure = failure.with_note(message)
-                say(f"giving up: {message}")
+                warn(f"giving up: {message}")
             else:
                 say(
                     f"restarting the engine ({self.loads} of at most"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from eagle3_data.errors import Eagle3DataError, EngineError, StorageError
-from eagle3_data.log import say
+from eagle3_data.log import warn
 from eagle3_data.records.failures import Failure, describe_situation
 
 LOOK_EVERY_S = 2.0
@@ -82,7 +82,7 @@ class Stop:
     def _because(self, kind: type[Eagle3DataError], message: str) -> None:
         if self.failure is None:
             self.failure = describe_situation(kind, message)
-            say(f"stopping: {message}")
+            warn(f"stopping: {message}")
 
 
 def job_end_time() -> float | None:

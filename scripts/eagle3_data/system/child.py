@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3_data import PACKAGE_ROOT
-from eagle3_data.log import say
+from eagle3_data.log import warn
 
 LIFELINE = "EAGLE3_DATA_LIFELINE_FD"
 DEATH_S = 20.0
@@ -84,7 +84,7 @@ class Child:
         try:
             self.process.wait(DEATH_S)
         except subprocess.TimeoutExpired:
-            say(
+            warn(
                 f"process {self.process.pid} is still there {DEATH_S:g} s after SIGKILL, and may keep its"
                 " devices: it hangs in the kernel (driver, file system)"
             )
