@@ -87,7 +87,7 @@ class Marks:
         self, messages: Sequence[Message], markers: ReasoningMarkers, text: str, depth: Depth
     ) -> None:
         """`text` is the real rendering."""
-        taken = set(PRIVATE.findall(text))
+        taken = set() if text.isascii() else set(PRIVATE.findall(text))
         self._free = filterfalse(taken.__contains__, map(chr, chain(*CODE_POINTS)))
         self._markers = markers
         self._depth = depth
