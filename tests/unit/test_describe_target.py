@@ -134,6 +134,13 @@ def test_a_damaged_file_is_named_with_what_is_wrong_with_it(checkpoint, name, sp
     assert "download" in told or "git lfs pull" in told
 
 
+def test_a_directory_that_holds_no_checkpoint_and_one_that_is_not_there_are_told_apart(checkpoint):
+    (checkpoint / "config.json").unlink()
+    assert "has no config.json" in (told := refusal(checkpoint)) and "target.path" in told
+    shutil.rmtree(checkpoint)
+    assert f"there is no directory {checkpoint}" in (told := refusal(checkpoint)) and "target.path" in told
+
+
 def cut(path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
 
