@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle3_data import cli
 from eagle3_data.assembly.proof import reject_changed, require_proof
-from eagle3_data.assembly.provenance import Provenance, engines_used
+from eagle3_data.assembly.provenance import Provenance, engines_used, proofs_of
 from eagle3_data.assembly.speculators import (
     Counts,
     accepted_findings,
@@ -33,6 +33,7 @@ from eagle3_data.store import Store
 from eagle3_data.system.modes import follow_umask
 from eagle3_data.target import TargetDescription
 from eagle3_data.text import counted
+from eagle3_data.validation.verdict import BatchVerdict
 from eagle3_data.version import workflow_version
 from eagle3_data.vocabulary import draft_vocabulary_map
 
@@ -86,6 +87,7 @@ def main() -> None:
         d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens.tokenizer["special_ids"])
         np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
         np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
+    proofs, not_proven = proofs_of(BatchVerdict.read(run.verdict(batch)) for batch in sorted(tokens.batches))
     provenance = Provenance(
         workflow=workflow_version(),
         extraction_id=identity.extraction_id,
@@ -103,6 +105,8 @@ def main() -> None:
         draft_vocab_size=draft_vocab_size,
         states=ways,
         seal=SEAL,
+        proofs=proofs,
+        not_proven=not_proven,
     )
     provenance.write(building / "provenance.json")
     check_with_speculators(

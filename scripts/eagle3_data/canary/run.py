@@ -4,8 +4,8 @@ same engine.
 About a minute. What it proves on the pass's own devices, with the pass's own engine arguments: the engine
 starts, every sample comes back, as itself, whole, finite; each captured layer is the layer that was asked for
 (against a plain forward pass of transformers); chunks, shared prefixes and other samples change nothing; the
-last state gives the greedy token. `canary_model` and `canary_quantization` are what is sent through,
-`canary_checks` what must come out.
+last state gives the greedy token. `model` and `quantization` are what is sent through, `checks` what must
+come out.
 """
 
 from __future__ import annotations

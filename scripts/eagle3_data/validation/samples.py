@@ -54,10 +54,9 @@ class Verdict:
 
     def not_proven(self) -> list[str]:
         """In words, what none of the proofs covers."""
-        beyond = "that the states are the target's own: of any other slot or token than the last one"
-        if not self.greedy_unknown:
-            return [beyond]
-        return [f"{beyond}, and of the last one: {self.greedy_unknown}"]
+        beyond = "the meaning of states in any slot but the last, or of any token but a sample's last"
+        last = f"the meaning of each sample's last state: {self.greedy_unknown}"
+        return [beyond, last] if self.greedy_unknown else [beyond]
 
 
 def validate_samples(
