@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ GIT_TIMEOUT_S = 10
 def workflow_version() -> str:
     """The release, and where the workflow lies in a git checkout of its own the commit: "0.2.0+g1a2b3c4",
     with ".dirty" where files differ from it."""
-    if not (ROOT / ".git").exists():
+    if not os.path.exists(ROOT / ".git"):  # False where it may not be looked at, too
         return VERSION
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=.dirty", "--exclude", "*"]
     try:

@@ -174,7 +174,7 @@ def test_a_record_is_replaced_whole_and_an_unreadable_one_is_named(tmp_path: Pat
     with pytest.raises(InputError, match=r"record\.json cannot be read"):
         read_json(path)
     path.write_text('{"format_version": 99}')
-    with pytest.raises(InputError, match="another format version"):
+    with pytest.raises(InputError, match="does not have format version"):
         read_json(path)
 
 
