@@ -117,7 +117,10 @@ class Cluster:
         )
         SYSTEM.mkdir(exist_ok=True)
         for name in CONFIGURATION:
-            (SYSTEM / name).symlink_to(self.directory / name)
+            link = SYSTEM / name
+            if link.is_symlink():  # of a cluster that was killed, which may have left only one of them
+                link.unlink()
+            link.symlink_to(self.directory / name)
         if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode != 0:
             MUNGE_RUN.mkdir(exist_ok=True)
             shutil.chown(MUNGE_RUN, "munge")
