@@ -94,4 +94,4 @@ def test_what_was_lost_or_emptied_between_the_stages_is_made_again_and_still_pro
 def test_a_batch_that_is_not_in_the_plan_is_explained(finished: Workflow) -> None:
     run = finished.run("results/test/extraction/batches/00099.json")
     assert run.returncode != 0
-    assert "there is no batch 00099; there are 00000 to 00004" in run.output
+    assert "there is no batch 00099; the batches are 00000 to 00004" in run.output
