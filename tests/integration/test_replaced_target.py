@@ -63,7 +63,14 @@ def test_neither_pass_nor_validation_reads_a_target_that_is_not_the_described_on
         in ledger["failure"]["message"]
     )
     assert "delete results/test/target.json" in ledger["failure"]["message"]
-    gate = {"format_version": 1, "left_out": []}
+    gate = {
+        "format_version": 1,
+        "batch": "00000",
+        "fingerprint": "f",
+        "ledger": "l",
+        "samples": 2,
+        "left_out": [],
+    }
     (fast.results / "extraction/batches").mkdir()
     (fast.results / "extraction/batches/00000.json").write_text(json.dumps(gate))
     script = [sys.executable, str(fast.root / "scripts/validate_batch.py"), "--config", "config.yaml"]

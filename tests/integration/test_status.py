@@ -74,9 +74,10 @@ def test_a_killed_pass_is_not_told_as_what_the_one_before_it_met(fast: Workflow)
 
 
 def test_an_assembly_that_fails_says_where_to_look_and_what_to_call(finished: Workflow) -> None:
+    extraction_id = json.loads(finished.ledger("001").read_text())["extraction_id"]
     for path in finished.results.glob("extraction/batches/*.json"):
         gate = json.loads(path.read_text())  # what the fake engine wrote could not be proven
-        verdict = {"extraction_id": path.stem, "tokens": 1, "size_bytes": 1, "rejected": {}}
+        verdict = {"extraction_id": extraction_id, "tokens": 1, "size_bytes": 1, "rejected": {}}
         write_json(finished.results / "validation" / path.name, gate | verdict)
     finished.config["training_set"] = {"draft_vocab_size": 10**6}
     run = finished.run("all")
