@@ -159,43 +159,20 @@ def _read(lines: Sequence[LogLine], start: int) -> tuple[Raised | None, int]:
             break
         position += 1
     head, begin = lines[max(start, 0)], max(start, 0)
+
+    def raised(kind: str, message: str, last: int, end: int) -> Raised:
+        shown = [line.text.rstrip() for line in lines[begin:end] if not CARETS.match(line.text)]
+        place = (head.process, head.level, head.number, last)
+        return Raised(kind, message, tuple(frames), source, *place, "\n".join(shown))
+
     if position >= len(lines) or (found := EXCEPTION.match(lines[position].text.rstrip())) is None:
         if start < 0 and not frames:
             return None, position
-        shown = [line.text.rstrip() for line in lines[begin:position] if not CARETS.match(line.text)]
-        last = lines[position - 1]
-        return (
-            Raised(
-                "",
-                "",
-                tuple(frames),
-                source,
-                head.process,
-                head.level,
-                head.number,
-                last.number,
-                "\n".join(shown),
-            ),
-            position,
-        )
+        return raised("", "", lines[position - 1].number, position), position
     rest = list(_more_of_message(lines, position))
     message = "\n".join([found["message"] or "", *(line.text.rstrip() for line in rest)]).strip()
-    last = rest[-1] if rest else lines[position]
-    shown = [
-        line.text.rstrip() for line in lines[begin : position + 1 + len(rest)] if not CARETS.match(line.text)
-    ]
-    raised = Raised(
-        found["type"],
-        message,
-        tuple(frames),
-        source,
-        head.process,
-        head.level,
-        head.number,
-        last.number,
-        "\n".join(shown),
-    )
-    return raised, position + 1 + len(rest)
+    last, end = rest[-1] if rest else lines[position], position + 1 + len(rest)
+    return raised(found["type"], message, last.number, end), end
 
 
 def _more_of_message(lines: Sequence[LogLine], position: int) -> Iterator[LogLine]:
