@@ -9,6 +9,7 @@ from eagle3_data.config.sections import (
     Target,
     Tokenization,
     TrainingSet,
+    Validation,
 )
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Target",
     "Tokenization",
     "TrainingSet",
+    "Validation",
     "load_config",
     "load_section",
     "read_config_file",

@@ -308,6 +308,20 @@ class Compatibility(Section):
         return names
 
 
+class Validation(Section):
+    """What is proven of the target's states beyond the checks of every sample."""
+
+    replay_samples: int = Field(
+        8,
+        ge=0,
+        description=(
+            "How many of the samples that a pass has just stored go through the loaded engine again, each"
+            " alone, to be compared. They are spread over all lengths, with the longest among them. 0 turns"
+            " this off, and the verdict lists it as not proven."
+        ),
+    )
+
+
 class TrainingSet(Section):
     """The assembled training set."""
 
@@ -341,6 +355,7 @@ class Config(Section):
     tokenization: Tokenization = Tokenization()
     extraction: Extraction = Extraction()
     compatibility: Compatibility = Compatibility()
+    validation: Validation = Validation()
     training_set: TrainingSet = TrainingSet()
 
     @model_validator(mode="after")

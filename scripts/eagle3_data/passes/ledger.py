@@ -10,6 +10,7 @@ from typing import Literal
 from eagle3_data.findings import Finding
 from eagle3_data.records import MisfitError, Record, key
 from eagle3_data.records.failures import Failure
+from eagle3_data.records.replay import Replay
 
 State = Literal["complete", "failed", "not_reached"]
 COMPLETE: State = "complete"
@@ -58,7 +59,8 @@ class BatchOutcome(Record):
 class Ledger(PassFacts):
     """What one stripe of a pass did, or which batches were complete in the store before a pass was needed;
     then only the first fields say something. `load_s` is None where no model was loaded; `crashes` counts, by
-    sample key, the engines that died while they had the sample."""
+    sample key, the engines that died while they had the sample. `replay` is None where the pass stored
+    nothing."""
 
     batches: dict[str, BatchOutcome]
     failure: Failure | None = None
@@ -86,6 +88,7 @@ class Ledger(PassFacts):
     samples_extracted: int = 0
     tokens_extracted: int = 0
     canary: list[Finding] = field(default_factory=list)
+    replay: Replay | None = None
     crashes: dict[str, int] = field(default_factory=dict, metadata={"key": "deaths"})
 
 
