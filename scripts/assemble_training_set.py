@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle3_data import cli
 from eagle3_data.assembly.proof import reject_changed, require_proof
-from eagle3_data.assembly.provenance import Provenance, engines_used, proofs_of
+from eagle3_data.assembly.provenance import Provenance, engines_used
 from eagle3_data.assembly.speculators import (
     Counts,
     accepted_findings,
@@ -26,6 +26,7 @@ from eagle3_data.config import Extraction, Tokenization, TrainingSet, load_secti
 from eagle3_data.identity import identify_extraction
 from eagle3_data.log import say
 from eagle3_data.passes.ledger import Gate
+from eagle3_data.passes.proofs import proofs_of_run
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
@@ -87,7 +88,8 @@ def main() -> None:
         d2t, t2d = draft_vocabulary_map(counts.frequencies, draft_vocab_size, tokens.tokenizer["special_ids"])
         np.save(building / f"d2t-{draft_vocab_size}.npy", d2t)
         np.save(building / f"t2d-{draft_vocab_size}.npy", t2d)
-    proofs, not_proven = proofs_of(BatchVerdict.read(run.verdict(batch)) for batch in sorted(tokens.batches))
+    verdicts = [BatchVerdict.read(run.verdict(batch)) for batch in sorted(tokens.batches)]
+    proofs = proofs_of_run(run, identity.extraction_id, verdicts)
     provenance = Provenance(
         workflow=workflow_version(),
         extraction_id=identity.extraction_id,
@@ -105,17 +107,17 @@ def main() -> None:
         draft_vocab_size=draft_vocab_size,
         states=ways,
         seal=SEAL,
-        proofs=proofs,
-        not_proven=not_proven,
+        proofs=proofs.applied,
+        not_proven=proofs.not_proven,
     )
     provenance.write(building / "provenance.json")
     check_with_speculators(
         building, rows, load_section(arguments.config, "tokenization", Tokenization).max_length
     )
-    verdicts = {
+    fingerprints = {
         batch: identity.batch_fingerprint(entry.fingerprint) for batch, entry in tokens.batches.items()
     }
-    seal_set(building, samples, store, without, verdicts)
+    seal_set(building, samples, store, without, fingerprints)
     shutil.rmtree(arguments.output, ignore_errors=True)
     building.rename(arguments.output)
     say(

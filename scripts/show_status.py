@@ -4,7 +4,6 @@ terminal, also during a run: it only reads records. Standard library only."""
 
 import argparse
 import os
-from collections import Counter
 from pathlib import Path
 from shlex import quote
 from textwrap import indent
@@ -14,6 +13,7 @@ from eagle3_data.errors import InputError
 from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.text import counted, table
+from eagle3_data.validation.coverage import describe_proofs
 
 SHOWN_CAUSES = 5
 SHOWN_BATCHES = 20
@@ -113,8 +113,11 @@ def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
         print(f"  dropped by tokenization: {dropped}")
     for remark in tokens.remarks:
         print(f"  tokenization: {remark}")
-    for text, batches in Counter(text for one in status.batches for text in one.not_proven).items():
-        print(f"  not proven (of {counted(batches, 'batch')}): {text}")
+    proofs = status.proofs
+    for text in describe_proofs(proofs.applied):
+        print(f"  proof: {text}")
+    for text in proofs.not_proven:
+        print(f"  not proven: {text}")
     if status.has_training_set:
         print(f"  training set: {results}/training_set")
     for lease in status.running():

@@ -1,13 +1,11 @@
 """What assembly takes from the records of the stages before it. The set itself is assembled in
 tests/integration."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from eagle3_data.assembly.provenance import UNRECORDED, engines_used, proofs_of
+from eagle3_data.assembly.provenance import engines_used
 from eagle3_data.assembly.speculators import accepted_findings
 from eagle3_data.records import write_json
-from eagle3_data.validation.verdict import AppliedProof, BatchVerdict
 
 
 def finding(name: str, accepted: bool = True) -> dict[str, object]:
@@ -50,15 +48,3 @@ def test_what_the_states_were_computed_with_is_told_once(tmp_path: Path) -> None
         {**alike, "environment": v1},
         {**alike, "environment": v2},
     ]
-
-
-def test_the_provenance_lists_the_proofs_of_all_batches_and_what_is_not_proven() -> None:
-    greedy = AppliedProof("greedy-token", 3, "last slot, last token")
-    verdicts = [
-        BatchVerdict("00000", "f", "e", 3, 9, 90, proofs=[greedy], not_proven=["the rest"]),
-        BatchVerdict(
-            "00001", "f", "e", 2, 9, 90, proofs=[replace(greedy, samples=2)], not_proven=["the rest"]
-        ),
-        BatchVerdict("00002", "f", "e", 1, 9, 90),
-    ]
-    assert proofs_of(verdicts) == ([replace(greedy, samples=5)], ["the rest", UNRECORDED])

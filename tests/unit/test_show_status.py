@@ -229,13 +229,13 @@ def test_a_finished_run_is_told_in_counts_alone(records: Records) -> None:
 
 def test_what_validation_could_not_prove_is_told(records: Records) -> None:
     finished(records)
-    for batch, reason in zip(
-        records.fingerprints, (["middle slots"], ["middle slots", "no norm"]), strict=True
-    ):
+    proof = {"proof": "greedy-token", "samples": 2, "covers": "last slot"}
+    for batch in records.fingerprints:
         path = records.results / f"validation/{batch}.json"
-        write_json(path, {**json.loads(path.read_text()), "not_proven": reason})
+        write_json(path, {**json.loads(path.read_text()), "proofs": [proof]})
     told = records.status()
-    assert "  not proven (of 2 batches): middle slots\n  not proven (of 1 batch): no norm\n" in told
+    assert "  proof: greedy-token: 4 samples (last slot)\n  not proven: " in told
+    assert "no reference was made\n" in told
 
 
 def test_what_tokenization_cut_or_left_out_is_told(records: Records) -> None:

@@ -224,8 +224,7 @@ def test_the_verdict_says_what_was_proven_and_what_was_not(batch: Fixture) -> No
         ("checksum", SAMPLES),
         ("greedy-token", SAMPLES),
     ]
-    (text,) = verdict.not_proven()
-    assert "any slot but the last" in text
+    assert any("any slot but the last" in text for text in verdict.not_proven())
 
 
 def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for_it(batch: Fixture) -> None:
@@ -237,8 +236,8 @@ def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for
     assert verdict.rejected == {}
     greedy = verdict.proofs()[-1]
     assert greedy.samples == 0 and greedy.unknown and "holds no weights for" in greedy.unknown
-    last = verdict.not_proven()[1]
-    assert "each sample's last state: " in last and "holds no weights" in last
+    last = verdict.not_proven()[0]
+    assert "a sample's last state: " in last and "holds no weights" in last
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle3_data.findings import Finding
@@ -12,7 +11,7 @@ from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.records import JsonObject, Record
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
-from eagle3_data.validation.verdict import AppliedProof, BatchVerdict
+from eagle3_data.validation.verdict import AppliedProof
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class EngineUse(Record):
 class Provenance(Record):
     """`left_out` are the failed samples that `extraction.max_failed_fraction` allowed, `states` counts how
     the states were linked, `dropped` counts input rows by reason. `proofs` and `not_proven` are those of
-    all batches' verdicts; sets of earlier versions have neither."""
+    the run (`eagle3_data.passes.proofs`); sets of earlier versions have neither."""
 
     workflow: str
     extraction_id: str
@@ -49,22 +48,6 @@ class Provenance(Record):
     seal: str
     proofs: list[AppliedProof] = field(default_factory=list)
     not_proven: list[str] = field(default_factory=list)
-
-
-UNRECORDED = "what an earlier version of this workflow validated without recording its proofs"
-
-
-def proofs_of(verdicts: Iterable[BatchVerdict]) -> tuple[list[AppliedProof], list[str]]:
-    """The proofs that were applied, each with its samples in all batches, and what is not proven."""
-    applied: dict[tuple[str, str, str | None], AppliedProof] = {}
-    not_proven: dict[str, None] = {}
-    for verdict in verdicts:
-        for proof in verdict.proofs:
-            kind = (proof.proof, proof.covers, proof.unknown)
-            samples = proof.samples + (applied[kind].samples if kind in applied else 0)
-            applied[kind] = replace(proof, samples=samples)
-        not_proven |= dict.fromkeys(verdict.not_proven if verdict.proofs else [UNRECORDED])
-    return list(applied.values()), list(not_proven)
 
 
 def engines_used(results: Path, extraction_id: str) -> list[EngineUse]:

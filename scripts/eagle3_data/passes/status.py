@@ -24,6 +24,7 @@ from eagle3_data.passes.ledger import (
     PassFacts,
 )
 from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.proofs import RunProofs, proofs_of_run
 from eagle3_data.records import find_json
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
 from eagle3_data.records.run_paths import RunPaths
@@ -34,14 +35,14 @@ from eagle3_data.validation.verdict import BatchVerdict
 @dataclass(frozen=True)
 class BatchStatus:
     """`state` is validated, extracted, rejected, failed or pending; `detail` says why, or what happens next;
-    `not_proven` lists what no validation proof covered."""
+    `verdict` is that of a validated batch."""
 
     batch: str
     state: str
     samples: int
     tokens: int
     detail: str = ""
-    not_proven: tuple[str, ...] = ()
+    verdict: BatchVerdict | None = None
 
     @property
     def is_done(self) -> bool:
@@ -132,12 +133,18 @@ class RunStatus:
         return [self._batch(batch, entry) for batch, entry in sorted(self._entries.items())]
 
     @property
+    def proofs(self) -> RunProofs:
+        """Of the batches that are validated."""
+        verdicts = [batch.verdict for batch in self.batches if batch.verdict]
+        return proofs_of_run(self._run, self.extraction_id, verdicts)
+
+    @property
     def _entries(self) -> dict[str, BatchEntry]:
         return self.tokens.batches if self.tokens else {}
 
     def _batch(self, batch: str, entry: BatchEntry) -> BatchStatus:
-        def status(state: str, detail: str = "", not_proven: tuple[str, ...] = ()) -> BatchStatus:
-            return BatchStatus(batch, state, entry.samples, entry.tokens, detail, not_proven)
+        def status(state: str, detail: str = "", verdict: BatchVerdict | None = None) -> BatchStatus:
+            return BatchStatus(batch, state, entry.samples, entry.tokens, detail, verdict)
 
         if rejected := self._rejected.get(batch):
             return status(
@@ -156,7 +163,7 @@ class RunStatus:
             return status(
                 "validated" if validated else "extracted",
                 f"without {counted(left_out, 'failed sample')}" if left_out else "",
-                tuple(verdict.not_proven) if validated and verdict else (),
+                verdict if validated else None,
             )
         if self._lost and self._is_lost(batch):
             return status("pending", self._lost.headline)

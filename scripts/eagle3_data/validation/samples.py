@@ -15,6 +15,7 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Sidecar, Store
 from eagle3_data.store.states import States, number_problems, open_states, structure_problems
+from eagle3_data.validation.coverage import CHECKSUM, GREEDY_TOKEN, NUMBERS, STRUCTURE, not_proven_of_batch
 from eagle3_data.validation.head import Head
 from eagle3_data.validation.verdict import AppliedProof
 
@@ -43,20 +44,22 @@ class Verdict:
         """What was applied to how many samples, and which part of each it covers."""
         every = "every slot and token"
         return [
-            *(AppliedProof(name, self.samples, every) for name in ("structure", "numbers", "checksum")),
+            *(
+                AppliedProof(name, self.samples, every, rows=self.tokens)
+                for name in (STRUCTURE, NUMBERS, CHECKSUM)
+            ),
             AppliedProof(
-                "greedy-token",
+                GREEDY_TOKEN,
                 0 if self.greedy_unknown else self.samples,
                 "last slot, last token",
                 self.greedy_unknown or None,
+                rows=0 if self.greedy_unknown else self.samples,
             ),
         ]
 
     def not_proven(self) -> list[str]:
         """In words, what none of the proofs covers."""
-        beyond = "the meaning of states in any slot but the last, or of any token but a sample's last"
-        last = f"the meaning of each sample's last state: {self.greedy_unknown}"
-        return [beyond, last] if self.greedy_unknown else [beyond]
+        return not_proven_of_batch(self.proofs())
 
 
 def validate_samples(
