@@ -1,5 +1,5 @@
-"""The proofs of a run: of its batches, its passes and its target, for the summary, the provenance and the card
-of the training set. Standard library only."""
+"""The proofs of a run: of its batches, its passes and its target, for the summary, the provenance and the
+card of the training set. Standard library only."""
 
 from __future__ import annotations
 
