@@ -13,7 +13,7 @@ from eagle3_data.log import say
 from eagle3_data.passes.batch_records import FailureFacts
 from eagle3_data.passes.ledger import Ledger, PassFacts
 from eagle3_data.passes.outcomes import Outcomes, is_recorded
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
@@ -41,7 +41,7 @@ def main() -> None:
         extraction_id=identity.extraction_id,
         command=command,
     )
-    paths = ExtractionPaths(run.extraction)
+    paths = PassPaths(run.extraction)
     index = BatchIndex.read(run.batches)
     outcomes = Outcomes(paths, arguments.pass_number, facts, FailureFacts(versions={}, retry=command))
     store.check_readable()

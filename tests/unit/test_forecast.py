@@ -21,7 +21,7 @@ from eagle3_data.passes.forecast import (
     walltime_min,
 )
 from eagle3_data.passes.ledger import Ledger
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.planning import Plan
 from eagle3_data.records import write_json
 from eagle3_data.records.failures import describe_situation
@@ -135,7 +135,7 @@ def test_a_job_is_sized_by_its_own_share_of_the_batches(results: Path) -> None:
 
 
 def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> None:
-    paths = ExtractionPaths(results / "extraction")
+    paths = PassPaths(results / "extraction")
     extraction_id = identify_extraction(TARGET, config(results).extraction).extraction_id
     ledger(600.0, 1_000.0, 8_000_000, extraction_id).write(paths.ledger("001", 0))
     ledger(9_000.0, 1_000.0, 8_000_000, "another").write(paths.ledger("001", 1))

@@ -10,7 +10,7 @@ from eagle3_data.errors import SampleError
 from eagle3_data.passes.batch_records import FailureFacts, FailureRecord, FailureSummary
 from eagle3_data.passes.ledger import PassFacts
 from eagle3_data.passes.outcomes import Outcomes
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records.batch_index import SampleName
 from eagle3_data.records.failures import describe_situation
 
@@ -35,7 +35,7 @@ class CountedNames(list[SampleName]):
 
 def open_outcomes(directory: Path, number: str, names: list[SampleName]) -> Outcomes:
     facts = PassFacts(number=number, stripe=0, extraction_id="e")
-    outcomes = Outcomes(ExtractionPaths(directory), number, facts, FailureFacts(versions={}, retry=None))
+    outcomes = Outcomes(PassPaths(directory), number, facts, FailureFacts(versions={}, retry=None))
     outcomes.open_batch("00000", "f", names, {name.key for name in names})
     return outcomes
 
@@ -61,13 +61,13 @@ def test_the_work_for_a_failed_sample_does_not_grow_with_the_batch(
     assert CountedNames.looks <= 4 * samples
     assert len(listings) == 1
     assert outcomes.counts()["failed"] == 1
-    summary = FailureSummary.read(ExtractionPaths(tmp_path).failure_summary("00000", "001"))
+    summary = FailureSummary.read(PassPaths(tmp_path).failure_summary("00000", "001"))
     assert len(summary.failed) == samples and summary.causes == {"SampleError: too long": samples}
 
 
 def test_attempts_count_over_passes_and_not_within_one(tmp_path: Path) -> None:
     names = [SampleName("s:0", "a" * 32), SampleName("s:1", "b" * 32)]
-    paths = ExtractionPaths(tmp_path)
+    paths = PassPaths(tmp_path)
     for attempt, number in enumerate(("001", "002", "002", "003")):
         fail_all(open_outcomes(tmp_path, number, names), names)
         record = FailureRecord.read(paths.failure("00000", number, "b" * 32))

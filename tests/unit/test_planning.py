@@ -15,7 +15,7 @@ from eagle3_data.errors import InputError, StorageError
 from eagle3_data.findings import Findings
 from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.ledger import BatchOutcome, Gate, Ledger
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.planning import Plan
 from eagle3_data.records import open_regular, record
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex, SampleName
@@ -57,7 +57,7 @@ FILES = {
 def results(tmp_path: Path) -> Path:
     """All records of a run, none damaged."""
     results = tmp_path / "results/test"
-    run, paths = RunPaths(results), ExtractionPaths(results / "extraction")
+    run, paths = RunPaths(results), PassPaths(results / "extraction")
     TARGET.write(run.target)
     BatchIndex({"00000": BatchEntry(0, 1, 10, "f")}, samples=1, tokens=10).write(run.batches)
     Findings(()).write(run.report)

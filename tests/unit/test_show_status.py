@@ -17,7 +17,7 @@ from eagle3_data.errors import SampleError
 from eagle3_data.hashing import batch_fingerprint
 from eagle3_data.passes.batch_records import FailureRecord
 from eagle3_data.passes.lease import SILENT_S
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records import write_json
 from eagle3_data.records.failures import describe_situation
 from eagle3_data.system.processes import this_process
@@ -35,7 +35,7 @@ class Records:
 
     def __init__(self, directory: Path, batches: int = 2) -> None:
         self.directory, self.results = directory, directory / "results/test"
-        self.paths = ExtractionPaths(self.results / "extraction")
+        self.paths = PassPaths(self.results / "extraction")
         self.tokenize({f"{number:05d}": f"tokens of {number:05d}" for number in range(batches)})
 
     def tokenize(self, fingerprints: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eagle3_data.findings import Finding
 from eagle3_data.passes.ledger import FailedSample
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records import JsonObject, Record
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
@@ -54,7 +54,7 @@ def engines_used(results: Path, extraction_id: str) -> list[EngineUse]:
     """What this run's passes computed states with, each combination once. For states that another run put
     into the store, see their sidecars."""
     used: list[EngineUse] = []
-    for ledger in ExtractionPaths(RunPaths(results).extraction).read_ledgers():
+    for ledger in PassPaths(RunPaths(results).extraction).read_ledgers():
         one = EngineUse(ledger.versions, ledger.kernels, ledger.environment)
         if ledger.model_loads and ledger.extraction_id == extraction_id and one not in used:
             used.append(one)

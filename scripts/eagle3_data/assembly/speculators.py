@@ -22,7 +22,7 @@ import numpy as np
 from eagle3_data.errors import InputError
 from eagle3_data.findings import Finding, Findings
 from eagle3_data.log import say
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.progress import Progress
 from eagle3_data.records import JsonObject
 from eagle3_data.records.run_paths import RunPaths
@@ -62,7 +62,7 @@ def accepted_findings(results: Path) -> list[Finding]:
     """What the user accepted knowingly (`compatibility.allow`) of the compatibility check and of the passes'
     canaries, each once."""
     found = [*Findings.read(RunPaths(results).report).findings]
-    for ledger in ExtractionPaths(RunPaths(results).extraction).read_ledgers():
+    for ledger in PassPaths(RunPaths(results).extraction).read_ledgers():
         found += ledger.canary
     return list(dict.fromkeys(finding for finding in found if finding.accepted))
 

@@ -11,10 +11,10 @@ import contextlib
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from eagle3_data.errors import ConfigError
 from eagle3_data.records import JsonObject
@@ -22,9 +22,19 @@ from eagle3_data.records.failures import Failure, describe_exception
 from eagle3_data.system.modes import follow_umask
 
 
+class ModelSettings(Protocol):
+    """What every engine is told: its class, as `module:Class`, and the directory of the target."""
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def model_path(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class EngineSettings:
-    """Everything an engine is built from. `layers` are in vLLM's convention, ascending."""
+    """Everything an engine that extracts is built from. `layers` are in vLLM's convention, ascending."""
 
     engine: str
     model_path: str
@@ -39,11 +49,22 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One sample to extract: its token ids and where its states go (below `EngineSettings.states_root`)."""
+class Work:
+    """What an engine is given to do for one sample."""
 
     key: str
     token_ids: tuple[int, ...]
+
+    @property
+    def cost(self) -> int:
+        """What the bound of what is in flight counts."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Request(Work):
+    """One sample to extract: its token ids and where its states go (below `EngineSettings.states_root`)."""
+
     states_path: str
 
 
@@ -58,20 +79,24 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Extracted:
-    """The engine is done with a request. The file may still be on its way; `greedy_token` is the model's next
-    token."""
+class Done:
+    """The engine is done with a request."""
 
     key: str
+
+
+@dataclass(frozen=True)
+class Extracted(Done):
+    """The file may still be on its way; `greedy_token` is the model's next token."""
+
     states_path: str
     greedy_token: int
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejected(Done):
     """This request failed, the engine lives on."""
 
-    key: str
     failure: Failure
 
 
@@ -87,20 +112,20 @@ class Engine(Protocol):
 
     versions: dict[str, str]
 
-    def __init__(self, settings: EngineSettings) -> None: ...
+    def __init__(self, settings: Any) -> None: ...
 
-    def submit(self, request: Request) -> None:
-        """Take a request. Raises SampleError if this one cannot be extracted; any other error ends the
-        engine."""
+    def submit(self, request: Any) -> None:
+        """Take a request, of the kind that the engine is for. Raises SampleError if nothing can be made of
+        this one; any other error ends the engine."""
 
-    def step(self) -> list[Extracted | Rejected]:
+    def step(self) -> Sequence[Done]:
         """Compute for a while and return what got finished; called only while requests are in flight."""
 
     def close(self) -> None:
         """Finish pending writes and free the devices."""
 
 
-def load_engine(path: str) -> Callable[[EngineSettings], Engine]:
+def load_engine(path: str) -> Callable[[ModelSettings], Engine]:
     """The engine class at `module:Class`. Raises ConfigError."""
     module, _, name = path.partition(":")
     try:

@@ -17,7 +17,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection, wait
 
-from eagle3_data.engines.base import Engine, EngineSettings, Fatal, Ready, Rejected, Request, load_engine
+from eagle3_data.engines.base import Engine, Fatal, ModelSettings, Ready, Rejected, Work, load_engine
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.records.failures import describe_exception, describe_situation
 from eagle3_data.system.child import watch_lifeline
@@ -37,7 +37,7 @@ def serve(engine: Engine, channel: Connection) -> None:
     while in_flight or not draining:
         idle = not in_flight
         while not draining and channel.poll(None if not in_flight else GATHER_S if idle else 0):
-            request: Request | None = channel.recv()
+            request: Work | None = channel.recv()
             if request is None:
                 draining = True
                 break
@@ -81,7 +81,7 @@ def main() -> None:
     watch_lifeline()
     channel = Connection(int(sys.argv[1]))
     os.set_inheritable(channel.fileno(), False)
-    settings: EngineSettings = channel.recv()
+    settings: ModelSettings = channel.recv()
     started = time.monotonic()
     try:
         engine = load_engine(settings.engine)(settings)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from eagle3_data.engines.base import EngineSettings, Extracted, Fatal, Ready, Rejected, Request
+from eagle3_data.engines.base import Done, Fatal, ModelSettings, Ready, Work
 from eagle3_data.engines.log import reported_kernels, with_damaged_weights, with_root_cause
 from eagle3_data.errors import EngineError
 from eagle3_data.records.failures import Failure, describe_situation
@@ -22,13 +22,13 @@ from eagle3_data.system.child import Child
 STACKS_S = JOIN_S = 1.0
 ENOUGH_S = 60.0
 """How long an engine that has nothing left to do may take to end by itself."""
-Event = Ready | Extracted | Rejected | Fatal
+Event = Ready | Done | Fatal
 
 
 class EngineProcess:
     """An engine in a child process (`eagle3_data.engines.child`), whose output goes to `log`."""
 
-    def __init__(self, settings: EngineSettings, log: Path) -> None:
+    def __init__(self, settings: ModelSettings, log: Path) -> None:
         self.log = log
         self._model = Path(settings.model_path)
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -43,12 +43,12 @@ class EngineProcess:
             )
         self._channel = Connection(ours.detach())
         self._exited = open(os.pidfd_open(self._child.process.pid), "rb", buffering=0)  # noqa: SIM115  a handle to wait on
-        self._outgoing: queue.SimpleQueue[EngineSettings | Request | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[ModelSettings | Work | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._pass_on, daemon=True)
         self._sender.start()
         self._outgoing.put(settings)
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Work) -> None:
         """Hand over a request; never waits. A dead engine is noticed by the next `receive`, not here."""
         self._outgoing.put(request)
 

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from eagle3_data.engines.base import Extracted, Request, error_path
 from eagle3_data.errors import EngineError, SampleError
-from eagle3_data.passes.commits import RejectionError, UnwrittenError
+from eagle3_data.passes.commits import Kept, RejectionError, UnwrittenError
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.failures import Failure
 from eagle3_data.store import Store
@@ -60,10 +60,10 @@ class StatesCommitter:
         self._provenance = provenance
         self._write_timeout_s = write_timeout_s
 
-    def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> int | None:
-        """Commit one sample; returns its size in bytes, None if another run was first. Raises SampleError,
-        EngineError or RejectionError; then nothing of it is kept. `engine_gone` shortens the wait for a file
-        that will not come.
+    def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> Kept | None:
+        """Commit one sample; None if another run was first. Raises SampleError, EngineError or
+        RejectionError; then nothing of it is kept. `engine_gone` shortens the wait for a file that will not
+        come.
         """
         path = Path(request.states_path)
         if extracted.states_path != request.states_path:
@@ -83,7 +83,8 @@ class StatesCommitter:
                 "xxh3_128": file_checksum(path),
                 "committed_at": time.time(),
             }
-            return size if self._store.commit(request.key, path, sidecar) else None
+            kept = Kept(len(request.token_ids), size)
+            return kept if self._store.commit(request.key, path, sidecar) else None
         finally:
             path.unlink(missing_ok=True)
 

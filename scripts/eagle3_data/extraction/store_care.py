@@ -17,7 +17,7 @@ from eagle3_data.errors import InputError, StorageError, headline, message_of
 from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.lease import LeaseState, is_live
 from eagle3_data.passes.ledger import Ledger
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.progress import Progress
 from eagle3_data.records import JsonObject, read_json
 from eagle3_data.records.checksum import file_checksum
@@ -208,8 +208,8 @@ class Run:
     directory: Path
 
     @property
-    def _paths(self) -> ExtractionPaths:
-        return ExtractionPaths(self.directory / "extraction")
+    def _paths(self) -> PassPaths:
+        return PassPaths(self.directory / "extraction")
 
     def check_readable(self) -> None:
         """Raises StorageError for a directory with records that cannot be listed."""

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from eagle3_data.engines.base import Request
+from eagle3_data.engines.base import Work
 from eagle3_data.log import say
 from eagle3_data.store import OWNER, Store
 from eagle3_data.system.processes import Process
@@ -80,18 +80,18 @@ class Claims:
 
 
 def share(
-    requests: Iterator[Request],
+    requests: Iterator[Work],
     claims: Claims,
     is_waiting: Callable[[str], bool],
     is_found: Callable[[str], bool],
-) -> Iterator[Request | None]:
+) -> Iterator[Work | None]:
     """The requests, each once it is claimed: those of other passes last. None means that only such are left
     at this moment.
 
     `is_waiting` says whether this pass still has to bring a sample into the store; `is_found` whether another
     one has, and takes note of it.
     """
-    elsewhere: list[Request] = []
+    elsewhere: list[Work] = []
     look_at = 0.0
     for request in requests:
         if time.monotonic() >= look_at:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from eagle3_data.engines.base import Extracted, Request
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.records.failures import Failure
 
@@ -23,10 +23,18 @@ class UnwrittenError(EngineError):
     sample."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What was committed: how many tokens were computed, and the size of their file."""
+
+    tokens: int
+    size_bytes: int
+
+
 class Committer(Protocol):
     """Keeps the results of one pass. `commit` runs in threads, while the engine computes."""
 
-    def commit(self, request: Request, extracted: Extracted, engine_gone: threading.Event) -> int | None:
-        """Keep the result of one request; returns its size in bytes, None if another run was first. Raises
-        SampleError, EngineError, RejectionError or UnwrittenError; then nothing of it is kept. `engine_gone`
-        is set once the engine is dead: what it has not written by then will not come."""
+    def commit(self, request: Any, result: Any, engine_gone: threading.Event) -> Kept | None:
+        """Keep the `result` (a Done that is no Rejected) of one `request` (a Work); None if another run was
+        first. Raises SampleError, EngineError, RejectionError or UnwrittenError; then nothing of it is kept.
+        `engine_gone` is set once the engine is dead: what it has not written by then will not come."""

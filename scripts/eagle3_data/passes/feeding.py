@@ -1,6 +1,6 @@
 """The supervisor's loop: sends every sample to an engine and restarts the engine if it dies or hangs.
 
-Samples go to the engine continuously across batches, within `extraction.in_flight_tokens`. An engine that
+Samples go to the engine continuously across batches, within the bound of what is in flight. An engine that
 dies, or says nothing for `extraction.stall_timeout_s`, is ended with its whole process group and started
 again, at most `extraction.engine_restarts` times. What was with it are suspects: they are tried last, each
 alone, those first that were with the fewest dead engines. A sample that was with two has failed; the others
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from eagle3_data.config import Extraction
-from eagle3_data.engines.base import Extracted, Fatal, Ready, Rejected, Request
+from eagle3_data.engines.base import Done, Fatal, Ready, Work
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError
 from eagle3_data.log import say, warn
@@ -34,18 +34,19 @@ class Feeding:
 
     Where `requests` gives None, all that is left is with other passes at this moment; it is asked again.
     `crashes` counts, by sample key, the engines that have died with the sample; those of this feeding are
-    added.
+    added. `in_flight` bounds the cost of what is in flight.
     """
 
     def __init__(
         self,
         start_engine: Callable[[], EngineProcess],
         settings: Extraction,
-        requests: Iterator[Request | None],
+        requests: Iterator[Work | None],
         flight: Flight,
         stop: Stop,
         on_ready: Callable[[Ready], None],
         crashes: Mapping[str, int],
+        in_flight: int,
     ) -> None:
         self._start_engine, self._settings, self._stop, self._on_ready = (
             start_engine,
@@ -53,11 +54,11 @@ class Feeding:
             stop,
             on_ready,
         )
-        self._requests, self._flight = requests, flight
-        self._following: Request | None = None
+        self._requests, self._flight, self._in_flight = requests, flight, in_flight
+        self._following: Work | None = None
         self._others_work = False
         """Whether samples are left that other passes extract now."""
-        self._suspects: list[Request] = []
+        self._suspects: list[Work] = []
         self.crashes = Counter(crashes)
         self._engine: EngineProcess | None = None
         self._engine_gone = threading.Event()
@@ -126,7 +127,7 @@ class Feeding:
         event = self._engine.receive(0.01 if self._flight.committing else 0.5)
         if event is not None:
             self._last_event_at = time.monotonic()
-        if isinstance(event, Extracted | Rejected):
+        if isinstance(event, Done):
             self._flight.arrive(event, self._engine_gone)
         elif isinstance(event, Fatal):
             self._engine_died(self._engine.explain(event.failure))
@@ -152,8 +153,7 @@ class Feeding:
         if self._following is None and self._others_work:
             self._following = self._next_unsuspected()
         while self._following and (
-            not self._flight
-            or self._flight.tokens + len(self._following.token_ids) <= self._settings.in_flight_tokens
+            not self._flight or self._flight.cost + self._following.cost <= self._in_flight
         ):
             self._depart(self._following)
             self._following = self._next_unsuspected()
@@ -165,7 +165,7 @@ class Feeding:
                 self._suspects.remove(least)
                 self._depart(least)
 
-    def _next_unsuspected(self) -> Request | None:
+    def _next_unsuspected(self) -> Work | None:
         self._others_work = False
         for request in self._requests:
             if request is None:
@@ -176,7 +176,7 @@ class Feeding:
             self._suspects.append(request)
         return None
 
-    def _depart(self, request: Request) -> None:
+    def _depart(self, request: Work) -> None:
         assert self._engine is not None
         if not self._flight.with_engine:
             self._last_event_at = time.monotonic()

@@ -20,7 +20,7 @@ from eagle3_data.passes.ledger import (
     PassFacts,
     State,
 )
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records import Record
 from eagle3_data.records.batch_index import SampleName
 from eagle3_data.records.failures import Failure
@@ -88,7 +88,7 @@ class Outcomes:
 
     def __init__(
         self,
-        paths: ExtractionPaths,
+        paths: PassPaths,
         number: str,
         facts: PassFacts,
         failure_facts: FailureFacts,
@@ -230,7 +230,7 @@ class Outcomes:
             del self._unwritten[path]
 
 
-def is_recorded(paths: ExtractionPaths, batch: str, fingerprint: str, number: str) -> bool:
+def is_recorded(paths: PassPaths, batch: str, fingerprint: str, number: str) -> bool:
     """Whether this very batch was finished by a pass whose ledger is there, or will be: pass `number` runs at
     this moment."""
     record = BatchRecord.find(paths.record(batch))

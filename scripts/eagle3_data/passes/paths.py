@@ -1,4 +1,4 @@
-"""The paths of an extraction's files, below `results/<run>/extraction`. Standard library only."""
+"""The paths of the files of a kind of pass, below `results/<run>/extraction`. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eagle3_data.passes.ledger import Ledger
 
 
 @dataclass(frozen=True)
-class ExtractionPaths:
+class PassPaths:
     root: Path
 
     def ledger(self, number: str, stripe: int | str) -> Path:
-        """What one stripe of a pass did: the only declared output of the rule `extract_pass`."""
+        """What one stripe of a pass did: the only declared output of its rule."""
         return self.root / "passes" / number / f"{stripe}.json"
 
     def ledgers(self) -> list[Path]:

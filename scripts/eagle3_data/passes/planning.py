@@ -24,7 +24,7 @@ from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.batch_records import BatchRecord
 from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
 from eagle3_data.passes.ledger import Gate, Ledger
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records import Record
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
@@ -50,7 +50,7 @@ class Plan:
     def __init__(self, config: Config, run: RunPaths) -> None:
         self._config = config
         self._run = run
-        self._paths = ExtractionPaths(run.extraction)
+        self._paths = PassPaths(run.extraction)
         self._view: tuple[Any, TokensView] | None = None
         self._records: dict[str, BatchRecord] = {}
         self._damaged: list[Path] = []

@@ -23,7 +23,7 @@ from eagle3_data.passes.ledger import (
     Ledger,
     PassFacts,
 )
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.proofs import RunProofs, proofs_of_run
 from eagle3_data.records import find_json
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
@@ -58,7 +58,7 @@ class LeaseFile:
     live: bool
 
     @classmethod
-    def find_all(cls, paths: ExtractionPaths) -> list[LeaseFile]:
+    def find_all(cls, paths: PassPaths) -> list[LeaseFile]:
         states = [(path, LeaseState.find(path)) for path in sorted(paths.running.glob("*-of-*.json"))]
         return [
             cls(state, int(path.stem.partition("-of-")[2]), is_live(path, state))
@@ -105,7 +105,7 @@ class RunStatus:
     def __init__(self, results: Path, extraction_id: str | None = None, has_failed: bool = False) -> None:
         self.results, self._has_failed = results, has_failed
         self._run = RunPaths(results)
-        self._paths = ExtractionPaths(self._run.extraction)
+        self._paths = PassPaths(self._run.extraction)
         absolute = Path(os.path.abspath(results))
         self.directory = absolute.parent.parent
         """Where Snakemake was called: results are in results/<run> there, logs in logs/<run>."""

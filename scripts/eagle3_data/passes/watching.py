@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.status import LeaseFile, describe_running
 
 LOOK_EVERY_S = 5.0
@@ -21,7 +21,7 @@ class PassWatcher:
     """Looks at the leases of a run until `stop`; prints with `say` (by default a line to stderr)."""
 
     def __init__(self, extraction: Path, say: Callable[[str], None] | None = None) -> None:
-        self._paths = ExtractionPaths(extraction)
+        self._paths = PassPaths(extraction)
         self._say = say or _to_stderr
         self._said: dict[tuple[str, str], tuple[str, float]] = {}
         self._over = threading.Event()
