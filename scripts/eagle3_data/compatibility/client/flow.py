@@ -25,6 +25,10 @@ from eagle3_data.compatibility.source.symbols import (
 from eagle3_data.findings import Finding, Level
 
 
+MISFITS = {"missing-argument", "unexpected-argument"}
+"""A call's arguments are not those that this vLLM takes."""
+
+
 class Flow(Assignments, ast.NodeVisitor):
     """Follows branches, loops, tests of type, and handlers of exceptions."""
 
@@ -38,15 +42,18 @@ class Flow(Assignments, ast.NodeVisitor):
             self._block(node.orelse)
             return
         open_level: Level | None = "unknown" if level == "fail" and self.asks(node.test) else level
-        branches = []
+        branches, found = [], []
         for body, holds in ((node.body, True), (node.orelse, False)):
-            names = dict(self.names)
+            names, before = dict(self.names), len(self.findings)
             self.level = open_level if decided is None else level if decided is holds else None
             self._narrow(node.test, holds)
             self._block(body)
             runs = decided in (None, holds) and not guards.leaves(body)
             branches.append((self.names, runs))
+            found.append(range(before, len(self.findings)))
             self.names = names
+        if decided is None:
+            self._excuse_other_forms(node, found)
         after = [names for names, runs in branches if runs]
         if len(after) == len(branches):
             self.names = _joined(*after)
@@ -58,6 +65,32 @@ class Flow(Assignments, ast.NodeVisitor):
             self.level = None  # the rest of the block is never reached
         elif decided is None and any(leaves):
             self.level = open_level
+
+    def _excuse_other_forms(self, node: ast.If, found: Sequence[range]) -> None:
+        """A call that does not fit is written for another vLLM where the other branch makes the same call in
+        a form that fits, and the test asks for what only one of the two passes."""
+        asked = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+        calls = [list(guards.calls_with(body, asked)) for body in (node.body, node.orelse)]
+        misfits = [
+            {self.findings[n].client_location for n in places if self.findings[n].id in MISFITS}
+            for places in found
+        ]
+        for mine, other in ((0, 1), (1, 0)):
+            fitting = {
+                (function, passes)
+                for function, passes, call in calls[other]
+                if self.file.location(call) not in misfits[other]
+            }
+            excused = {
+                self.file.location(call)
+                for function, passes, call in calls[mine]
+                if (function, not passes) in fitting
+            }
+            for n in found[mine]:
+                finding = self.findings[n]
+                if finding.id in MISFITS and finding.client_location in excused:
+                    self.findings[n] = replace(finding, level="unknown")
+                    self.raises[self.findings[n]] = self.raises[finding]
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.visit(node.test)

@@ -49,6 +49,14 @@ def speaks_of_versions(test: ast.expr) -> bool:
     return False
 
 
+def calls_with(body: Sequence[ast.stmt], names: set[str]) -> Iterator[tuple[str, bool, ast.Call]]:
+    """Of each call its function as written, and whether one of `names` is passed."""
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        if isinstance(node, ast.Call):
+            passed = (*node.args, *(keyword.value for keyword in node.keywords))
+            yield ast.unparse(node.func), any(dotted(value) in names for value in passed), node
+
+
 def compare_versions(left: str, comparison: ast.cmpop, right: str) -> bool | None:
     """The comparison's outcome, None if one side is not a version or the comparison is of another kind."""
     try:
