@@ -71,6 +71,7 @@ class FileBinding(Flow, ast.NodeVisitor):
     def __init__(self, file: ClientFile, symbols: Symbols, index: ClientIndex) -> None:
         super().__init__(file, symbols, index)
         self._function = ""
+        self._in_method = False
         self._held: dict[ast.ClassDef, dict[str, list[Value]]] = {}
 
     def learn(self) -> None:
@@ -158,10 +159,11 @@ class FileBinding(Flow, ast.NodeVisitor):
                 self.names[argument.arg] = (
                     self.annotated(argument.annotation) if argument in arguments else None
                 )
-            if self.scope.name and arguments and arguments[0].arg == "self":
-                del self.names["self"]
+            within, self._in_method = self._in_method, bool(self.scope.name)
+            if self.scope.name and not within and arguments and arguments[0].arg == "self":
+                del self.names["self"]  # a function inside a method may be made for another class
             self._block(node.body)
-            self._function = function
+            self._function, self._in_method = function, within
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - the name NodeVisitor looks for
 
@@ -174,18 +176,18 @@ class FileBinding(Flow, ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for expression in (*node.decorator_list, *node.bases):
             self.visit(expression)
-        outer = self.scope, self.attributes, self._holding
+        outer = self.scope, self.attributes, self._holding, self._in_method
         self.scope = self._class_scope(node)
         if self.scope.bases and self.level is not None:
             for finding in overrides.check_subclass(self.file, node, self.scope, self.symbols, self.index):
                 self.note(finding, "TypeError")
-        self._holding = {}
+        self._holding, self._in_method = {}, False
         self.attributes = {name: join_all(held) for name, held in self._held.get(node, {}).items()}
         with self._scope():
             self._block(node.body)
         if self._learning:
             self._held[node] = self._holding
-        self.scope, self.attributes, self._holding = outer
+        self.scope, self.attributes, self._holding, self._in_method = outer
         self.names[node.name] = None
 
     def _class_scope(self, node: ast.ClassDef) -> ClassScope:
