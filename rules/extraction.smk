@@ -55,7 +55,7 @@ rule extract_pass:
         runtime=pass_minutes,
         mem_mb=pass_memory_mb,
     params:
-        config=section("target", "tokenization", "extraction", "compatibility"),
+        config=section("target", "tokenization", "extraction", "compatibility", "validation"),
         results=results_directory,
         number=pass_number,
         stripe=stripe,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.config import Compatibility, Extraction, Target, Tokenization, load_section
+from eagle3_data.config import Compatibility, Extraction, Target, Tokenization, Validation, load_section
 from eagle3_data.extraction.run_pass import PassJob, run_pass
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument(
         "--config",
         required=True,
-        help="config file with sections target, tokenization, extraction, compatibility",
+        help="config file with sections target, tokenization, extraction, compatibility, validation",
     )
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--pass-number", required=True, help="three digits")
@@ -30,6 +30,7 @@ def main() -> None:
         tokenization=load_section(arguments.config, "tokenization", Tokenization),
         extraction=load_section(arguments.config, "extraction", Extraction),
         compatibility=load_section(arguments.config, "compatibility", Compatibility),
+        validation=load_section(arguments.config, "validation", Validation),
         description=TargetDescription.read(RunPaths(arguments.results).target),
         results=arguments.results,
         number=arguments.pass_number,

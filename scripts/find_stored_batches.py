@@ -45,6 +45,7 @@ def main() -> None:
     index = BatchIndex.read(run.batches)
     outcomes = Outcomes(paths, arguments.pass_number, facts, FailureFacts(versions={}, retry=command))
     store.check_readable()
+    store.clean_incoming()  # there may be no further pass to do it
     with store.in_use():  # until the records say what must not be deleted
         keys = store.keys()
         for batch, entry in sorted(index.batches.items()):

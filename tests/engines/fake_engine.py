@@ -12,6 +12,9 @@ Faults are read anew for every request from the JSON file named by FAKE_ENGINE_F
 {"hang_submit": true}           ... already when it is given a sample
 {"hold": [key]}                 it waits before the key for as long as this is said (looks every 50 ms)
 {"sleep_s": 0.1}                seconds spent on each sample
+
+A sample of a replay goes by "<key> again" in these: `wrong` for the key alone is what the company of others
+did. States of the kind "other" are another sample's.
 """
 
 from __future__ import annotations
@@ -43,9 +46,14 @@ def faults() -> dict[str, Any]:
     return json.loads(Path(path).read_text()) if path and Path(path).exists() else {}
 
 
+def named(request: Request) -> str:
+    return f"{request.key} again" if request.fresh else request.key
+
+
 class FakeEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self.versions = {"fake": "1"}
+        self.step_tokens = None
         if message := faults().get("start"):
             raise EngineError(message)
         while faults().get("hold_start"):
@@ -66,23 +74,24 @@ class FakeEngine:
 
     def step(self) -> list[Extracted | Rejected]:
         request = self._waiting.pop(0)
-        print(f"computing {request.key}", flush=True)
-        while request.key in (now := faults()).get("hold", ()):
+        name = named(request)
+        print(f"computing {name}", flush=True)
+        while name in (now := faults()).get("hold", ()):
             time.sleep(HOLD_LOOK_S)
         time.sleep(now.get("sleep_s", 0))
-        if request.key in now.get("kill", ()):
+        if name in now.get("kill", ()):
             os.kill(os.getpid(), signal.SIGKILL)
-        if request.key in now.get("hang", ()):
+        if name in now.get("hang", ()):
             time.sleep(1e6)
         publish_states(request.states_path, lambda part: self._write(part, request, now))
         return [Extracted(request.key, request.states_path, 0)]
 
     def _write(self, part: str, request: Request, now: dict[str, Any]) -> None:
-        if number := now.get("write", {}).get(request.key):
+        if number := now.get("write", {}).get(named(request)):
             raise OSError(number, os.strerror(number), part)
-        wrong = now.get("wrong", {}).get(request.key)
+        wrong = now.get("wrong", {}).get(named(request))
         shape = (len(request.token_ids), len(self._settings.layers), self._hidden_size)
-        generator = np.random.default_rng(int(request.key[:8], 16))
+        generator = np.random.default_rng(int(request.key[:8], 16) + (wrong == "other"))
         bits = generator.integers(0x3F00, 0x3FFF, shape, dtype=np.uint16) * (wrong != "zeros")
         ids = np.array(request.token_ids, dtype=np.int64) + (wrong == "ids")
         write_safetensors(

@@ -168,6 +168,7 @@ class Workflow:
                     "tokenization",
                     "extraction",
                     "compatibility",
+                    "validation",
                 )
             ),
             "--results": str(self.results.relative_to(self.directory)),

@@ -63,19 +63,22 @@ class Work:
 
 @dataclass(frozen=True)
 class Request(Work):
-    """One sample to extract: its token ids and where its states go (below `EngineSettings.states_root`)."""
+    """One sample to extract: its token ids and where its states go (below `EngineSettings.states_root`).
+    `fresh`: every token is to be computed, whatever the engine has in a cache."""
 
     states_path: str
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
 class Ready:
     """The engine is loaded. `versions` names the packages that compute the numbers, `kernels` what its log
-    says it chose to compute with: model runner, attention backend, kernels."""
+    says it chose to compute with: model runner, attention backend, kernels. `step_tokens`: see `Engine`."""
 
     versions: dict[str, str]
     load_s: float
     kernels: tuple[str, ...] = ()
+    step_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,12 @@ class Fatal:
 
 
 class Engine(Protocol):
-    """See the module's text. The constructor loads the model and raises whatever went wrong."""
+    """See the module's text. The constructor loads the model and raises whatever went wrong. `step_tokens` is
+    how many tokens it computes in one step at most, so that a longer sample takes several; None where any
+    sample is computed at once."""
 
     versions: dict[str, str]
+    step_tokens: int | None
 
     def __init__(self, settings: Any) -> None: ...
 

@@ -85,7 +85,8 @@ def main() -> None:
     started = time.monotonic()
     try:
         engine = load_engine(settings.engine)(settings)
-        channel.send(Ready(engine.versions, time.monotonic() - started))
+        load_s = time.monotonic() - started
+        channel.send(Ready(engine.versions, load_s, step_tokens=engine.step_tokens))
         watch_own_children(channel)
         serve(engine, channel)
         channel.close()  # processes that end from here on were asked to

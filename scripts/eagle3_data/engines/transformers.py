@@ -29,6 +29,7 @@ class TransformersEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+        self.step_tokens = None
         self._settings = settings
         self._reference = ReferenceModel(
             settings.model_path, getattr(torch, settings.dtype), settings.trust_remote_code

@@ -16,7 +16,7 @@ from eagle3_data.passes.commits import Kept, RejectionError, UnwrittenError
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.failures import Failure
 from eagle3_data.store import Store
-from eagle3_data.store.states import number_problems, open_states, structure_problems
+from eagle3_data.store.states import States, number_problems, open_states, structure_problems
 
 POLL_S = 0.002
 LAST_LOOK_S = 2.0
@@ -72,8 +72,8 @@ class StatesCommitter:
                 " be another sample's"
             )
         try:
-            self._wait_for(path, engine_gone)
-            self._check(path, request)
+            wait_for_states(path, self._write_timeout_s, engine_gone)
+            open_checked(path, request, self._expected)
             size = path.stat().st_size
             sidecar = {
                 **self._provenance,
@@ -88,37 +88,39 @@ class StatesCommitter:
         finally:
             path.unlink(missing_ok=True)
 
-    def _wait_for(self, path: Path, engine_gone: threading.Event) -> None:
-        error = error_path(path)
-        gone, deadline = False, time.monotonic() + self._write_timeout_s
-        while not path.exists():
-            if error.exists():
-                failure = Failure.from_json(json.loads(error.read_text(encoding="utf-8")))
-                error.unlink()
-                raise RejectionError(failure)
-            if engine_gone.is_set() and not gone:
-                gone, deadline = True, time.monotonic() + LAST_LOOK_S
-            if time.monotonic() >= deadline:
-                message = (
-                    f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
-                )
-                raise (
-                    UnwrittenError(f"{message} before it died")
-                    if gone
-                    else EngineError(f"{message} within {self._write_timeout_s:.0f} s")
-                )
-            time.sleep(POLL_S)
 
-    def _check(self, path: Path, request: Request) -> None:
-        states = open_states(path)
-        problems = structure_problems(
-            states,
-            request.token_ids,
-            len(self._expected.layers),
-            self._expected.hidden_size,
-            self._expected.dtype,
-        )
-        problems = problems or number_problems(states)
-        if problems:
-            message = "; ".join(f"{name}: {message}" for name, message in problems)
-            raise SampleError(f"the states the engine wrote are wrong: {message}")
+def wait_for_states(path: Path, timeout_s: float, engine_gone: threading.Event) -> None:
+    """Wait until the engine has written the states. Raises RejectionError where it could not, EngineError
+    after `timeout_s`, UnwrittenError soon after the engine is gone."""
+    error = error_path(path)
+    gone, deadline = False, time.monotonic() + timeout_s
+    while not path.exists():
+        if error.exists():
+            failure = Failure.from_json(json.loads(error.read_text(encoding="utf-8")))
+            error.unlink()
+            raise RejectionError(failure)
+        if engine_gone.is_set() and not gone:
+            gone, deadline = True, time.monotonic() + LAST_LOOK_S
+        if time.monotonic() >= deadline:
+            message = (
+                f"the engine reported {path.name} as finished, but neither the file nor an error appeared"
+            )
+            raise (
+                UnwrittenError(f"{message} before it died")
+                if gone
+                else EngineError(f"{message} within {timeout_s:.0f} s")
+            )
+        time.sleep(POLL_S)
+
+
+def open_checked(path: Path, request: Request, expected: Expected) -> States:
+    """The states that the engine wrote for a request. Raises SampleError where they cannot be."""
+    states = open_states(path)
+    problems = structure_problems(
+        states, request.token_ids, len(expected.layers), expected.hidden_size, expected.dtype
+    )
+    problems = problems or number_problems(states)
+    if problems:
+        message = "; ".join(f"{name}: {message}" for name, message in problems)
+        raise SampleError(f"the states the engine wrote are wrong: {message}")
+    return states

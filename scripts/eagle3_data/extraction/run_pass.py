@@ -6,16 +6,19 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
+from eagle3_data.config import Validation
 from eagle3_data.engines.base import EngineSettings, Ready, Request
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.extraction.committer import Expected, SampleProvenance, StatesCommitter
 from eagle3_data.extraction.proof import Proof, kernels_not_covered, prove_devices, prove_engine, prove_target
+from eagle3_data.extraction.rejection import Rejection
+from eagle3_data.extraction.replay import Replaying, ReplaySettings, describe
 from eagle3_data.findings import Finding
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.log import say, warn
@@ -24,18 +27,20 @@ from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.stripe import StripeJob, StripeRun
 from eagle3_data.records import write_json
+from eagle3_data.records.replay import Replay
 from eagle3_data.records.run_paths import RunPaths
-from eagle3_data.samples import SampleFile
+from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import OWNER, Store
 from eagle3_data.system.environment import shown_variables
 from eagle3_data.system.processes import this_process
 from eagle3_data.text import counted
-from eagle3_data.validation.verdict import BatchVerdict
 
 
 @dataclass(frozen=True)
 class PassJob(StripeJob):
     """The input of a stripe."""
+
+    validation: Validation
 
     @cached_property
     def identity(self) -> ExtractionIdentity:
@@ -76,6 +81,7 @@ class PassRun(StripeRun):
         self._sample_file = SampleFile(self._run_paths.samples)
         self._proof = Proof(holds=False)
         self._canary: list[Finding] = []
+        self._replay: Replay | None = None
         self._store.prepare()
         super().__init__(
             job,
@@ -85,6 +91,7 @@ class PassRun(StripeRun):
             self._run_paths.batches,
             self._store.directory,
         )
+        self._rejection = Rejection(self._run_paths, self._store, identity, self._batches, self._stop.now)
 
     def _in_use(self) -> AbstractContextManager[None]:
         return self._store.in_use(self._stop.now)
@@ -94,7 +101,7 @@ class PassRun(StripeRun):
         if removed := self._store.clean_incoming():
             say(f"removed the unfinished files of {counted(removed, 'killed pass')}")
         for batch in self._own_batches():
-            self._quarantine_rejected(batch)
+            self._rejection.quarantine_rejected(batch)
 
     def _samples(self) -> SampleFile:
         return self._sample_file
@@ -104,19 +111,6 @@ class PassRun(StripeRun):
 
     def _fingerprint(self, samples: str) -> str:
         return self._pass.identity.batch_fingerprint(samples)
-
-    def _quarantine_rejected(self, batch: str) -> None:
-        path = self._run_paths.rejected(batch)
-        verdict = BatchVerdict.find(path)
-        if verdict is None:
-            return
-        for key, reason in verdict.rejected.items():
-            self._store.quarantine(key, reason)
-            warn(
-                f"batch {batch}: validation rejected {key} ({reason}); it is quarantined and extracted again"
-            )
-        path.unlink()
-        self._paths.record(batch).unlink(missing_ok=True)
 
     def _requests(self, incoming: Path) -> Iterator[Request]:
         """Samples that are not in the store, batch after batch, each key once."""
@@ -160,6 +154,7 @@ class PassRun(StripeRun):
     def _extract(self, incoming: Path, claims: Claims) -> None:
         job = self._pass
         settings = job.engine_settings(self._store)
+        self._replaying = self._prepare_replay(incoming)
         self._feed(
             lambda: EngineProcess(settings, job.engine_log),
             share(self._requests(incoming), claims, self._outcomes.is_waiting, self._is_found),
@@ -167,6 +162,7 @@ class PassRun(StripeRun):
             job.extraction.in_flight_tokens,
             "extraction",
         )
+        self._finish_replay()
 
     def _on_ready(self, ready: Ready) -> None:
         super()._on_ready(ready)
@@ -191,8 +187,12 @@ class PassRun(StripeRun):
 
     def _committer(self) -> StatesCommitter:
         job = self._pass
-        expected = Expected(job.identity.layers, job.description.hidden_size, job.extraction.dtype)
-        return StatesCommitter(self._store, expected, self._provenance, job.extraction.write_timeout_s)
+        return StatesCommitter(self._store, self._expected, self._provenance, job.extraction.write_timeout_s)
+
+    @property
+    def _expected(self) -> Expected:
+        job = self._pass
+        return Expected(job.identity.layers, job.description.hidden_size, job.extraction.dtype)
 
     @cached_property
     def _provenance(self) -> SampleProvenance:
@@ -206,6 +206,51 @@ class PassRun(StripeRun):
             "pass": job.number,
         }
 
+    # ---- the replay
+
+    def _prepare_replay(self, incoming: Path) -> Replaying:
+        job = self._pass
+        settings = ReplaySettings(
+            job.validation.replay_samples,
+            f"{job.identity.extraction_id} {job.number} {job.stripe}",
+            incoming,
+            job.extraction.stall_timeout_s,
+            job.extraction.write_timeout_s,
+        )
+        return Replaying(
+            settings,
+            self._store,
+            self._expected,
+            self._stop,
+            lambda: self._outcomes.stored_lengths,
+            self._find,
+            partial(self._rejection.reject_pass, self._outcomes),
+        )
+
+    def _find(self, keys: Sequence[str]) -> list[Sample]:
+        """The samples of some keys that this pass has stored."""
+        found: dict[str, Sample] = {}
+        for batch, stored in self._outcomes.stored_by_batch().items():
+            if not set(keys).isdisjoint(stored):
+                samples = self._sample_file.samples(self._batches[batch].row_group)
+                found |= {sample.key: sample for sample in samples if sample.key in keys}
+        return list(found.values())
+
+    def _at_end(self, engine: EngineProcess) -> None:
+        self._phase = "replaying"
+        self._replaying.run(engine, self._ready.step_tokens if self._ready else None)
+
+    def _finish_replay(self) -> None:
+        end = self._stop.failure or self._failure
+        self._replay = self._replaying.result(end.summary if end else "")
+        if self._replay is None:
+            return
+        say(describe(self._replay))
+        if differences := self._replaying.differences:
+            replayed = len(self._replay.samples)
+            self._failure = self._rejection.take_back(self._outcomes, differences, replayed)
+            warn(self._failure.render())
+
     # ---- the ledger
 
     def _described(self, ledger: Ledger) -> Ledger:
@@ -217,4 +262,5 @@ class PassRun(StripeRun):
             requested_layers=None if requested is None else list(requested),
             layer_convention=extraction.layer_convention,
             canary=self._canary,
+            replay=self._replay,
         )

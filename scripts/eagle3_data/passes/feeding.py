@@ -34,7 +34,8 @@ class Feeding:
 
     Where `requests` gives None, all that is left is with other passes at this moment; it is asked again.
     `crashes` counts, by sample key, the engines that have died with the sample; those of this feeding are
-    added. `in_flight` bounds the cost of what is in flight.
+    added. `in_flight` bounds the cost of what is in flight. `at_end` gets the engine that has nothing left
+    to do, before it is closed; it is not called where the pass stops or no engine is left.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Feeding:
         on_ready: Callable[[Ready], None],
         crashes: Mapping[str, int],
         in_flight: int,
+        at_end: Callable[[EngineProcess], None],
     ) -> None:
         self._start_engine, self._settings, self._stop, self._on_ready = (
             start_engine,
@@ -55,6 +57,7 @@ class Feeding:
             on_ready,
         )
         self._requests, self._flight, self._in_flight = requests, flight, in_flight
+        self._at_end = at_end
         self._following: Work | None = None
         self._others_work = False
         """Whether samples are left that other passes extract now."""
@@ -81,6 +84,8 @@ class Feeding:
                 self._work()
             self.ended_at = time.time()
             if self._engine is not None and self.failure is None and not self._stop.now.is_set():
+                if self._stop.failure is None:
+                    self._at_end(self._engine)
                 self._engine.close(self._stop.now)
         finally:
             if self._engine is not None:

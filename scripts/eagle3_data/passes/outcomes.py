@@ -98,6 +98,8 @@ class Outcomes:
         self._max_failed_fraction = max_failed_fraction
         self._batches: dict[str, OpenBatch] = {}
         self._batches_of: dict[str, list[str]] = {}
+        self._stored: dict[str, tuple[int, list[str]]] = {}
+        """By key, tokens and batches of what this pass put into the store."""
         self._earlier: dict[str, Counter[str]] = {}
         self._unwritten: dict[Path, Record] = {}
         self.tokens = self.size_bytes = self.extracted = self.failures = self.found_in_store = 0
@@ -128,19 +130,46 @@ class Outcomes:
         self.extracted += 1
         self.tokens += tokens
         self.size_bytes += size_bytes
-        self._arrived(key)
+        self._stored[key] = (tokens, self._arrived(key))
 
     def found(self, key: str) -> None:
         """Another run put a sample into the store meanwhile."""
         self.found_in_store += 1
         self._arrived(key)
 
-    def _arrived(self, key: str) -> None:
-        for batch in self._batches_of.pop(key):
+    def _arrived(self, key: str) -> list[str]:
+        batches = self._batches_of.pop(key)
+        for batch in batches:
             outcome = self._batches[batch]
             outcome.waiting.discard(key)
             if outcome.state == COMPLETE:
                 self._write_record(batch, outcome)
+        return batches
+
+    @property
+    def stored_lengths(self) -> dict[str, int]:
+        """Tokens of each sample that this pass put into the store, by key."""
+        return {key: tokens for key, (tokens, _) in self._stored.items()}
+
+    def stored_by_batch(self) -> dict[str, list[str]]:
+        """The keys of the samples that this pass put into the store, by batch; a key may be in several."""
+        keys: dict[str, list[str]] = {}
+        for key, (_, batches) in self._stored.items():
+            for batch in batches:
+                keys.setdefault(batch, []).append(key)
+        return keys
+
+    def take_back(self) -> None:
+        """What this pass put into the store is there no more: the batches it is in are not complete."""
+        for key, (_, batches) in self._stored.items():
+            self._batches_of[key] = batches
+            for batch in batches:
+                self._batches[batch].waiting.add(key)
+        for batch in self.stored_by_batch():
+            path = self._paths.record(batch)
+            self._unwritten.pop(path, None)
+            path.unlink(missing_ok=True)
+        self._stored.clear()
 
     def failed(self, key: str, tokens: int, failure: Failure, own: bool) -> None:
         """Write a failure record for each batch the sample is in. `own`: the sample itself is to blame, not a

@@ -239,11 +239,15 @@ class StripeRun(ABC):
                 self._on_ready,
                 self._crashes,
                 in_flight,
+                self._at_end,
             )
             feeding.run()
         self._loads, self._failure, self._crashes = feeding.loads, feeding.failure, feeding.crashes
         if self._extracting_since is not None:
             self._extraction_s = feeding.ended_at - self._extracting_since
+
+    def _at_end(self, engine: EngineProcess) -> None:  # noqa: B027  nothing, unless a kind of pass has something
+        """What to do with an engine that has done all its work, before it is closed."""
 
     def _on_ready(self, ready: Ready) -> None:
         self._extracting_since = self._extracting_since or time.time()

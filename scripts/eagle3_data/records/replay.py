@@ -1,4 +1,4 @@
-"""What the replay at the end of a pass found. Standard library only: ledgers hold it, and validation reads it.
+"""What the replay at the end of a pass found. Standard library only: ledgers hold it, validation reads it.
 
 A replay sends samples that a pass has just stored through the loaded engine again, each alone, with every
 cache left aside. Equal states show that nothing depended on what else was in the batch, on the border of a

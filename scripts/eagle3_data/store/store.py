@@ -248,12 +248,14 @@ class Store:
         place.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y%m%dT%H%M%S")
         with self._locked(key):
-            if unless():
+            there = [
+                path for path in (self.states_path(key), self.sidecar_path(key)) if os.path.lexists(path)
+            ]
+            if not there or unless():
                 return
             write_json(place / f"{key}.{stamp}.reason.json", {"key": key, "reason": reason})
-            for path in (self.states_path(key), self.sidecar_path(key)):
-                if os.path.lexists(path):
-                    os.replace(path, place / f"{key}.{stamp}{path.suffix}")
+            for path in there:
+                os.replace(path, place / f"{key}.{stamp}{path.suffix}")
 
 
 def check_root(root: str | os.PathLike[str]) -> None:

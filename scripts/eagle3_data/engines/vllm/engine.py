@@ -28,12 +28,14 @@ class VllmEngine:
         _prepare_environment(settings)
         self._llm = LLM(**llm_arguments(settings))
         self._engine = self._llm.llm_engine
+        self.step_tokens: int | None = self._engine.vllm_config.scheduler_config.max_num_batched_tokens
 
     def submit(self, request: Request) -> None:
         parameters = SamplingParams(
             max_tokens=1,
             temperature=0.0,
             detokenize=False,
+            skip_reading_prefix_cache=request.fresh,
             extra_args={"kv_transfer_params": {"hidden_states_path": request.states_path}},
         )
         try:
