@@ -57,7 +57,7 @@ def test_nothing_of_a_pass_counts_whose_replay_differs_and_the_next_one_extracts
     assert again.returncode == 0, again.output
     assert again.passes["002/0"]["samples_extracted"] == 10
     assert again.passes["002/0"]["replay"]["failed"] == {}
-    assert "replay: 8 samples of 1 pass compared alone, none differed" in again.output
+    assert "proof: replay: 8 samples" in again.output
     assert fast.run("extract").nothing_done
 
 
@@ -93,7 +93,7 @@ def test_a_pass_that_is_killed_during_a_good_replay_loses_only_that(fast: Workfl
     run = fast.run("extract")
     assert run.returncode == 0, run.output
     assert not run.passes
-    assert "not proven by the replay" in run.output
+    assert "proof: replay" not in run.output
     assert len(fast.stored()) == 10
     assert not leftovers(fast)
 

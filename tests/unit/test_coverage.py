@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_data.passes.ledger import Gate, Ledger
+from eagle3_data.passes.paths import ExtractionPaths
 from eagle3_data.passes.proofs import UNRECORDED, RunProofs, proofs_of_run
 from eagle3_data.records import MisfitError
+from eagle3_data.records.replay import Replay, SlotErrors
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.validation.coverage import chance_of_meeting, describe_proofs, not_proven_of_run
 from eagle3_data.validation.verdict import AppliedProof, BatchVerdict, merge_proofs
@@ -85,3 +88,34 @@ def test_the_chance_of_meeting_an_error_is_that_of_drawing(share: float, affecte
     met = sum(min(draw) < affected for draw in draws)
     assert chance_of_meeting(share, 3, 10) == pytest.approx(met / len(draws))
     assert chance_of_meeting(share, 20, 10) == 1
+
+
+def test_replays_are_those_of_the_passes_whose_samples_count(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "results/test")
+    good = Replay(samples=["a", "b"], rows=30, slots=[SlotErrors(2, 0.01, 0.02, 0.03)])
+    replays = {
+        "001": good,
+        "002": replace(good, failed={"a": "slot 1"}),
+        "003": replace(good, samples=["c"], rows=5, unfinished="the engine died"),
+        "004": Replay(unfinished="validation.replay_samples is 0"),
+        "005": None,
+    }
+    for number, replay in replays.items():
+        ledger = Ledger(
+            number=number, stripe=0, extraction_id="e", batches={}, samples_extracted=2, replay=replay
+        )
+        ledger.write(ExtractionPaths(run.extraction).ledger(number, 0))
+    Gate("00000", "f", "results/test/extraction/passes/006/stored.json", 4, []).write(run.gate("00000"))
+    proofs = proofs_of_run(run, "e", [verdict("00000", GREEDY)])
+    assert [(one.samples, one.rows, one.unknown) for one in proofs.applied if one.proof == "replay"] == [
+        (3, 35, None),
+        (0, 0, "the replay of pass 003 is not complete: the engine died"),
+        (0, 0, "the replay of pass 004 is not complete: validation.replay_samples is 0"),
+        (
+            0,
+            0,
+            "the replay of pass 005 is not complete: made by an earlier version",
+        ),
+        (0, 0, "4 samples found in the store, of another run or of a pass that was killed"),
+    ]
+    assert sum("of a pass that was killed" in text for text in proofs.not_proven) == 1

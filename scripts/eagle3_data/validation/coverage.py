@@ -69,16 +69,15 @@ def _last_slot(proofs: Sequence[AppliedProof]) -> list[str]:
 
 def _sampled(proofs: Sequence[AppliedProof], name: str, samples: int, what: str) -> list[str]:
     drawn = _applied(proofs, name)
-    if not drawn:
-        return [f"{what}: {why}" for why in _reasons(proofs, name, drawn)]
-    if drawn >= samples:
-        return []
+    reasons = [f"{what}: {why}" for why in _reasons(proofs, name, drawn)]
+    if not drawn or drawn >= samples:
+        return reasons
     chances = ", ".join(
         f"{share:.0%} of them with a probability of {chance_of_meeting(share, drawn, samples):.0%}"
         for share in SHARES
     )
     met = f"a {name} of {drawn:,} of {counted(samples, 'sample')} meets an error in {chances}"
-    return [f"{what}, of every sample: {met}"]
+    return [f"{what}, of every sample: {met}", *reasons]
 
 
 def _applied(proofs: Sequence[AppliedProof], name: str) -> int:
