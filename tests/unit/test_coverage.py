@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.passes.ledger import Gate, Ledger
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.proofs import UNRECORDED, RunProofs, proofs_of_run
 from eagle3_data.records import MisfitError
 from eagle3_data.records.replay import Replay, SlotErrors
@@ -104,7 +104,7 @@ def test_replays_are_those_of_the_passes_whose_samples_count(tmp_path: Path) -> 
         ledger = Ledger(
             number=number, stripe=0, extraction_id="e", batches={}, samples_extracted=2, replay=replay
         )
-        ledger.write(ExtractionPaths(run.extraction).ledger(number, 0))
+        ledger.write(PassPaths(run.extraction).ledger(number, 0))
     Gate("00000", "f", "results/test/extraction/passes/006/stored.json", 4, []).write(run.gate("00000"))
     proofs = proofs_of_run(run, "e", [verdict("00000", GREEDY)])
     assert [(one.samples, one.rows, one.unknown) for one in proofs.applied if one.proof == "replay"] == [

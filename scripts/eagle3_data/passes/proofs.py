@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eagle3_data.passes.ledger import Gate, Ledger
-from eagle3_data.passes.paths import ExtractionPaths
+from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records.replay import Replay
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.text import counted
@@ -49,7 +49,7 @@ def replays(run: RunPaths, extraction_id: str) -> list[AppliedProof]:
     that other runs stored, or a pass that was killed."""
     ledgers = [
         ledger
-        for ledger in ExtractionPaths(run.extraction).read_ledgers()
+        for ledger in PassPaths(run.extraction).read_ledgers()
         if ledger.extraction_id == extraction_id and ledger.samples_extracted
     ]
     proofs = [proof for ledger in ledgers for proof in _replay_of(ledger)]
