@@ -64,6 +64,26 @@ def make_language_model(directory: Path, trust_remote_code: bool) -> Any:
     )
 
 
+def language_model_without_weights(directory: Path, trust_remote_code: bool) -> Any:
+    """The float32 model of a checkpoint, without memory for its weights."""
+    part_config = language_model_config(read_model_config(directory))
+    with torch.device("meta"):
+        if (
+            language_model_class(part_config) is None
+        ):  # the auto classes look for remote code beside config.json
+            return make_language_model(directory, trust_remote_code).eval()
+        with tempfile.TemporaryDirectory() as part:
+            (Path(part) / "config.json").write_text(json.dumps(part_config), encoding="utf-8")
+            return make_language_model(Path(part), trust_remote_code).eval()
+
+
+def is_wrapped(directory: Path) -> bool:
+    """Whether the checkpoint is of a wrapper that transformers does not know, so that the language model's
+    weights are those under `WRAPPED`."""
+    config = read_model_config(directory)
+    return language_model_config(config) is not config
+
+
 def _config_of(cls: Any, directory: Path) -> Any:
     config = cls.config_class.from_pretrained(directory)
     config.model_type = cls.config_class.model_type  # it decides how experts are laid out in the checkpoint

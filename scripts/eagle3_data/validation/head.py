@@ -12,23 +12,14 @@ last slot is the residual stream after the last layer, before the final norm, at
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
 
-from eagle3_data.engines.language_model import (
-    decoder_layers,
-    language_model_class,
-    language_model_config,
-    make_language_model,
-)
+from eagle3_data.engines.language_model import decoder_layers, language_model_without_weights
 from eagle3_data.errors import InputError, headline
-from eagle3_data.records import JsonObject
-from eagle3_data.target import read_model_config
 from eagle3_data.validation.tensors import StoredTensors
 
 TIE_RELATIVE = 2.0**-6
@@ -111,11 +102,9 @@ class Head:
 def read_head(directory: Path, trust_remote_code: bool = False) -> Head:
     """Raises InputError with the reason where transformers cannot build the architecture, or the checkpoint
     does not hold what follows the last layer in a form that is understood."""
-    config = read_model_config(directory)
-    part = language_model_config(config)
     try:
-        model = _build(directory, part, trust_remote_code)
-        stored = StoredTensors(directory, model, wrapped=part is not config)
+        model = language_model_without_weights(directory, trust_remote_code)
+        stored = StoredTensors(directory, model)
         return _with_weights(model, stored)
     except InputError:
         raise
@@ -123,16 +112,6 @@ def read_head(directory: Path, trust_remote_code: bool = False) -> Head:
         raise InputError(
             f"transformers cannot compute the final norm and lm_head of {directory}: {headline(error)}"
         ) from error
-
-
-def _build(directory: Path, config: JsonObject, trust_remote_code: bool) -> Any:
-    """The float32 model without memory for weights."""
-    with torch.device("meta"):
-        if language_model_class(config) is None:  # the auto classes look for remote code beside config.json
-            return make_language_model(directory, trust_remote_code).eval()
-        with TemporaryDirectory() as part:
-            (Path(part) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            return make_language_model(Path(part), trust_remote_code).eval()
 
 
 def _with_weights(model: Any, stored: StoredTensors) -> Head:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from eagle3_data.engines.language_model import WRAPPED
+from eagle3_data.engines.language_model import WRAPPED, is_wrapped
 from eagle3_data.errors import InputError
 from eagle3_data.target import weight_files
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 PACKED = re.compile(r"\.(weight_packed|qweight)$")
+BESIDE_WEIGHTS = re.compile(
+    r"\.(weight_(scale|scale_inv|shape|zero_point|g_idx|global_scale)|(input|output|[qkv])_(global_)?scale"
+    r"|qzeros|scales|g_idx)$"
+)
+"""What quantization stores beside weights."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 EIGHT_BIT_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+OPEN_FILES = 4
+"""At a time: one layer of a checkpoint rarely lies in more."""
 PATHS_TO_THE_LANGUAGE_MODEL = {"model", "language_model", "text_model", "thinker", "backbone"}
 
 
@@ -37,56 +46,75 @@ def tensor_files(directory: Path) -> dict[str, Path]:
     return found
 
 
+class StoredWeights:
+    """The values of a checkpoint's weights by the names they have there, whatever they are stored in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = tensor_files(directory)
+        self._open: dict[Path, Any] = {}
+
+    def values(self, name: str, device: str = "cpu") -> torch.Tensor:
+        """The weights `name`; quantized ones as the bfloat16 values they stand for. Raises InputError where
+        they are stored in a form that is not understood."""
+        stored = self._tensor(name, device)
+        stem = re.sub(r"weight(_packed)?$", "", name)
+        scale = next(
+            (stem + kind for kind in ("weight_scale", "weight_scale_inv") if stem + kind in self.files), None
+        )
+        if stored.dtype in FLOATS and scale is None:
+            return stored
+        if scale and stored.dtype in EIGHT_BIT_FLOATS:
+            return _scaled(stored.float(), self._tensor(scale, device).float())
+        if scale and name.endswith("weight_packed") and f"{stem}weight_zero_point" not in self.files:
+            from compressed_tensors.compressors import unpack_from_int32
+
+            shape = torch.Size(self._tensor(f"{stem}weight_shape").tolist())
+            bits = 32 * stored.shape[1] // shape[1]
+            values = unpack_from_int32(stored, bits, shape)
+            return _scaled(values.float(), self._tensor(scale, device).float())
+        raise InputError(
+            f"{name} in {self.directory} is quantized in a way that is not understood here"
+            f" ({str(stored.dtype).removeprefix('torch.')}{', scaled' if scale else ''})"
+        )
+
+    def _tensor(self, name: str, device: str = "cpu") -> torch.Tensor:
+        """On the CPU it is mapped from the file, and read where it is looked at."""
+        file = self.files[name]
+        if file not in self._open:
+            if len(self._open) == OPEN_FILES:
+                self._open.pop(next(iter(self._open)))
+            self._open[file] = safe_open(file, framework="pt")
+        tensor: torch.Tensor = self._open[file].get_tensor(name)
+        return tensor.to(device)
+
+
 class StoredTensors:
     """What a checkpoint holds outside its layers for the parameters of `model`, a model of transformers."""
 
-    def __init__(self, directory: Path, model: Any, wrapped: bool) -> None:
-        """`wrapped`: the model is the language model of a wrapper that transformers does not know."""
-        self._directory = directory
-        self._files = {
-            name: file for name, file in tensor_files(directory).items() if not IN_A_LAYER.search(name)
+    def __init__(self, directory: Path, model: Any) -> None:
+        self._weights = StoredWeights(directory)
+        names = [name for name in self._weights.files if not IN_A_LAYER.search(name)]
+        self._by_model_name = {
+            name: source.tensors[0][1]
+            for name, source in sources_in_model(names, model, is_wrapped(directory)).items()
+            if source.conversion is None
         }
-        self._by_model_name = _names_in_model(self._files, model, wrapped)
 
     def read(self, names: Iterable[str], shape: torch.Size) -> torch.Tensor:
         """The first of the model's tensors `names` that is stored; a quantized one as the bfloat16 values it
         stands for. Raises InputError where none is stored, or not in a form that is understood."""
         names = tuple(names)
+        directory = self._weights.directory
         found = next((self._by_model_name[name] for name in names if name in self._by_model_name), None)
         if found is None:
-            raise InputError(f"{self._directory} holds no weights for {' or '.join(names)}")
-        tensor = self._values(found)
+            raise InputError(f"{directory} holds no weights for {' or '.join(names)}")
+        tensor = self._weights.values(found)
         if tensor.shape != shape:
             raise InputError(
-                f"{found} in {self._directory} is {list(tensor.shape)}, the architecture's {names[0]}"
-                f" {list(shape)}"
+                f"{found} in {directory} is {list(tensor.shape)}, the architecture's {names[0]} {list(shape)}"
             )
         return tensor
-
-    def _values(self, name: str) -> torch.Tensor:
-        stored = self._tensor(name)
-        stem = re.sub(r"weight(_packed)?$", "", name)
-        scale = next(
-            (stem + kind for kind in ("weight_scale", "weight_scale_inv") if stem + kind in self._files), None
-        )
-        if stored.dtype in FLOATS and scale is None:
-            return stored
-        if scale and stored.dtype in EIGHT_BIT_FLOATS:
-            return _scaled(stored.float(), self._tensor(scale).float())
-        if scale and name.endswith("weight_packed") and f"{stem}weight_zero_point" not in self._files:
-            from compressed_tensors.compressors import unpack_from_int32
-
-            shape = torch.Size(self._tensor(f"{stem}weight_shape").tolist())
-            bits = 32 * stored.shape[1] // shape[1]
-            return _scaled(unpack_from_int32(stored, bits, shape).float(), self._tensor(scale).float())
-        raise InputError(
-            f"{name} in {self._directory} is quantized in a way that is not understood here"
-            f" ({str(stored.dtype).removeprefix('torch.')}{', scaled' if scale else ''})"
-        )
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        with safe_open(self._files[name], framework="pt") as tensors:
-            return tensors.get_tensor(name)
 
 
 def _scaled(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -100,33 +128,56 @@ def _scaled(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (values * scale[: values.shape[0], : values.shape[1]]).to(torch.bfloat16)
 
 
-def _names_in_model(stored: Iterable[str], model: Any, wrapped: bool) -> dict[str, str]:
-    """By the name of a parameter in `model`, the name of its weights in the checkpoint: as transformers
-    renames them when it loads, else where only the path to the language model is another."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
+@dataclass(frozen=True)
+class Source:
+    """The stored tensors that become one tensor of a model, or a few: each with the pattern under which
+    `conversion` of transformers takes it. None: the one tensor is taken as it is."""
 
-    parameters = dict.fromkeys(name for name, _ in model.named_parameters(remove_duplicate=False))
-    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    conversion: Any
+    tensors: tuple[tuple[str, str], ...]
+
+
+def sources_in_model(stored: Iterable[str], model: Any, wrapped: bool) -> dict[str, Source]:
+    """By the name of a tensor in `model`, what of a checkpoint becomes it: as transformers renames, stacks
+    and cuts weights when it loads, or where only the path to the language model is another. Of a conversion
+    with several results, only the first is named. `wrapped`: the model is the language model of a wrapper
+    that transformers does not know. Tensors that the model does not have are left out."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    known = dict.fromkeys(model.state_dict(), True)
+    mapping = get_model_conversion_mapping(model)
+    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+    converters = [one for one in mapping if isinstance(one, WeightConverter)]
+    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
     own = {
         name: PACKED.sub(".weight", name.removeprefix(WRAPPED) if wrapped else name)
         for name in stored
-        if not wrapped or name.startswith(WRAPPED)
+        if not BESIDE_WEIGHTS.search(name) and (not wrapped or name.startswith(WRAPPED))
     }
-    found: dict[str, str] = {}
-    for name, asked in own.items():
-        renamed, _ = rename_source_key(
-            asked, renamings, [], model.base_model_prefix, dict.fromkeys(parameters, True)
-        )
-        found[renamed] = name
-    by_end: dict[str, list[str]] = {}
-    for name, asked in own.items():
-        by_end.setdefault(_end(asked), []).append(name)
-    for parameter in parameters:
-        if parameter not in found and len(alike := by_end.get(_end(parameter), [])) == 1:
-            found[parameter] = alike[0]
+    ends = Counter(map(without_path, own.values()))
+    found: dict[str, Source] = {}
+    for name, asked in sorted(own.items(), key=lambda item: _in_order(item[1])):
+        end = without_path(asked)
+        for candidate in (asked, *((end, f"model.{end}") if ends[end] == 1 else ())):
+            renamed, pattern = rename_source_key(
+                candidate, renamings, converters, model.base_model_prefix, known
+            )
+            if renamed in known:
+                before = found[renamed].tensors if renamed in found and pattern else ()
+                if not before and renamed in found and candidate is not asked:
+                    break  # what needs no other path has it
+                conversion = by_pattern[pattern] if pattern else None
+                found[renamed] = Source(conversion, (*before, (pattern or candidate, name)))
+                break
     return found
 
 
-def _end(name: str) -> str:
+def _in_order(name: str) -> list[tuple[int, int, str]]:
+    """Numbers by their size: experts are stacked in this order."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+
+
+def without_path(name: str) -> str:
+    """The name of a weight without what leads to the language model."""
     return ".".join(part for part in name.split(".") if part not in PATHS_TO_THE_LANGUAGE_MODEL)

@@ -1,0 +1,201 @@
+"""A model whose weights are read layer by layer computes what transformers computes with all of them, in the
+memory of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quantized
+from eagle3_data.engines.transformers import ReferenceModel
+from eagle3_data.errors import InputError
+from eagle3_data.validation.streaming import StreamedModel
+from tiny_models import LAYERS, VOCABULARY, tiny_model
+from unit.test_head import OTHERS, rename, written
+
+IDS = torch.randint(3, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
+USUAL = [
+    "BloomForCausalLM",  # no prefix in its checkpoints; ALiBi
+    "DeepseekV3ForCausalLM",  # MLA, experts that are stacked
+    "Gemma2ForCausalLM",  # scaled embeddings, windows
+    "GptOssForCausalLM",  # experts that are stored as one
+    "Llama4ForCausalLM",  # asks for the embedding's device
+    "NemotronHForCausalLM",  # Mamba
+    "PhiForCausalLM",  # attention beside the MLP
+    "Qwen3_5MoeForCausalLM",  # linear attention, experts
+]
+
+
+def streamed(directory: Path) -> dict[int, torch.Tensor]:
+    """States [2, T, H] of IDS by layer."""
+    model, found = StreamedModel(directory), {}
+
+    def visit(k: int, states: torch.Tensor) -> torch.Tensor:
+        found[k] = states.clone()
+        return states
+
+    model.run(IDS, visit)
+    held = [one for one in model.model.parameters() if one.numel() > 1 and set(one.stride()) != {0}]
+    assert not held, "weights are dropped"
+    return found
+
+
+def check_equal(directory: Path, plain: Path) -> None:
+    """The second sample is shorter: what follows it must not be seen."""
+    found, whole = streamed(directory), ReferenceModel(str(plain), torch.float32)
+    assert sorted(found) == list(range(LAYERS + 2))
+    for row, length in ((0, 40), (1, 23)):
+        theirs, _ = whole.states(IDS[row, :length].tolist(), range(LAYERS + 1))
+        for k in range(LAYERS + 1):
+            torch.testing.assert_close(found[k][row, :length], theirs[:, k], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [*USUAL, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS if name not in USUAL)],
+)
+def test_every_layer_is_that_of_the_whole_model(architecture: str, tmp_path: Path) -> None:
+    check_equal(written(tiny_model(architecture), tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("how", [quantized.int4, quantized.fp8_blocks, quantized.fp8_per_tensor])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "DeepseekV3ForCausalLM"])
+def test_quantized_weights_are_the_values_they_stand_for(
+    architecture: str, how: Callable[[torch.Tensor], quantized.Stored], tmp_path: Path
+) -> None:
+    plain = written(tiny_model(architecture), tmp_path / "plain")
+    target = shutil.copytree(plain, tmp_path / "quantized")
+    files = [directory / "model.safetensors" for directory in (plain, plain, target)]
+    quantized.quantize(*files, how)
+    stored = load_file(target / "model.safetensors")
+    expected = {"LlamaForCausalLM": 7, "DeepseekV3ForCausalLM": 20}[architecture] * LAYERS
+    assert sum("scale" in name for name in stored) >= expected
+    check_equal(target, plain)
+
+
+def test_a_wrapper_that_transformers_does_not_know(tmp_path: Path) -> None:
+    plain = written(tiny_model("LlamaForCausalLM"), tmp_path / "plain")
+    target = shutil.copytree(plain, tmp_path / "wrapped")
+    rename(target, lambda name: f"language_model.{name}")
+    inner = json.loads((plain / "config.json").read_text())
+    outer = {"architectures": ["UnknownForConditionalGeneration"], "model_type": "unknown"}
+    (target / "config.json").write_text(json.dumps({**outer, "text_config": inner}))
+    check_equal(target, plain)
+
+
+def test_another_path_to_the_language_model(tmp_path: Path) -> None:
+    plain = written(tiny_model("LlamaForCausalLM"), tmp_path / "plain")
+    target = shutil.copytree(plain, tmp_path / "renamed")
+    rename(target, lambda name: name.replace("model.", "model.language_model.", 1))
+    check_equal(target, plain)
+
+
+def change(directory: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+UNKNOWN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "a weight is absent": (
+        lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"),
+        r"no weights for model\.layers\.2\.mlp\.up_proj\.weight",
+    ),
+    "a weight of another shape": (
+        lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(64, 64)}),
+        r"model\.layers\.2\.mlp\.up_proj\.weight is \[64, 64\]",
+    ),
+    "a weight that the architecture does not have": (
+        lambda tensors: tensors.update({"model.layers.1.mlp.up_proj.bias": torch.ones(128)}),
+        r"has nothing for model\.layers\.1\.mlp\.up_proj\.bias",
+    ),
+    "quantized otherwise": (
+        lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(128, 64).char()}),
+        "quantized in a way that is not understood",
+    ),
+    "no embedding": (
+        lambda tensors: tensors.pop("model.embed_tokens.weight"),
+        r"no weights for model\.embed_tokens\.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_is_not_understood_is_said(case: str, tmp_path: Path) -> None:
+    edit, message = UNKNOWN[case]
+    change(written(tiny_model("LlamaForCausalLM"), tmp_path), edit)
+    with pytest.raises(InputError, match=message):
+        streamed(tmp_path)
+
+
+def test_layers_beyond_the_last_and_computed_buffers_are_not_weights_of_it(tmp_path: Path) -> None:
+    written(tiny_model("LlamaForCausalLM"), tmp_path)
+    more = {
+        f"model.layers.{LAYERS}.mlp.up_proj.weight": torch.ones(128, 64),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "vision_tower.encoder.layers.0.fc1.weight": torch.ones(8),
+    }
+    change(tmp_path, lambda tensors: tensors.update(more))
+    streamed(tmp_path)
+
+
+def test_an_architecture_that_transformers_does_not_know_is_said(tmp_path: Path) -> None:
+    written(
+        tiny_model("LlamaForCausalLM"), tmp_path, architectures=["NoSuchForCausalLM"], model_type="nosuch"
+    )
+    with pytest.raises(InputError, match="nosuch"):
+        StreamedModel(tmp_path)
+
+
+def test_never_more_than_two_layers_are_in_memory(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 24, "head_dim": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    written(tiny_model("LlamaForCausalLM", **sizes, **heads).bfloat16(), tmp_path)
+    layer_bytes = 4 * 512 * (2 * 512 + 2 * 128 + 3 * 2048)
+    assert (tmp_path / "model.safetensors").stat().st_size > 24 * layer_bytes // 2
+    child = [sys.executable, __file__, str(tmp_path)]
+    measured = subprocess.run(child, env=os.environ, capture_output=True, text=True, check=True)
+    peak_bytes = int(measured.stdout)
+    states_bytes = 20 * 4 * IDS.numel() * 512
+    print(f"peak {peak_bytes / 1e6:.0f} MB; a layer is {layer_bytes / 1e6:.0f} MB, there are 24")
+    assert peak_bytes < 2 * layer_bytes + states_bytes
+
+
+def measure(directory: Path) -> int:
+    """Bytes by which the memory of this process grows at most, without pages of files."""
+    import threading
+
+    def now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    torch.set_num_threads(2)
+    model = StreamedModel(directory)
+    (torch.ones(64, 64) @ torch.ones(64, 64)).sum()  # what torch's threads take once
+    before, peak, end = now(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not end.wait(0.001):
+            peak = max(peak, now() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    model.run(IDS, lambda _, states: states)
+    end.set()
+    watcher.join()
+    return peak
+
+
+if __name__ == "__main__":
+    print(measure(Path(sys.argv[1])))
