@@ -27,6 +27,7 @@ pathvars:
 
 
 include: "rules/target.smk"
+include: "rules/generation.smk"
 include: "rules/tokenization.smk"
 include: "rules/compatibility.smk"
 include: "rules/extraction.smk"
@@ -72,12 +73,15 @@ rule status:
     params:
         results=results_directory,
         extraction_id=extraction_id,
+        generation_id=generation_id,
     shell:
-        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --extraction-id {params.extraction_id:q} --part table 2> {log:q}'
+        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --extraction-id {params.extraction_id:q}'
+        " --generation-id {params.generation_id:q} --part table 2> {log:q}"
 
 
 onstart:
-    WATCHER.start()
+    for watcher in WATCHERS:
+        watcher.start()
 
 
 onsuccess:

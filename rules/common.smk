@@ -21,6 +21,7 @@ try:
     from eagle3_data.checkpoints import require
     from eagle3_data.config import load_config, read_config_file, write_sections
     from eagle3_data.errors import Eagle3DataError, InputError
+    from eagle3_data.generation.planning import GenerationPlan
     from eagle3_data.hashing import hash_json
     from eagle3_data.target.locate import described_files, locate_target, state_of
     from eagle3_data.system.modes import PRIVATE_UMASK
@@ -59,12 +60,13 @@ try:
     for place in (PATHS.results, PATHS.logs):
         check_directory(place, writable=not workflow.dryrun)
     PLAN = Plan(CONFIG, PATHS)
+    GENERATION_PLAN = GenerationPlan(CONFIG, PATHS)
     PLAN.check_store()
 except Eagle3DataError as error:
     raise WorkflowError(str(error))
 
 IS_DEMO_TARGET = CONFIG.target.path in ("demo/tiny-llama", "demo/tiny-kimi")
-WATCHER = PassWatcher(PATHS.extraction)
+WATCHERS = [PassWatcher(PATHS.extraction), PassWatcher(PATHS.generation)]
 RESULTS, LOGS = str(PATHS.results), str(PATHS.logs)
 # The command that continues this run: for records written by jobs, which are other processes, perhaps on other machines.
 os.environ.setdefault(
@@ -93,6 +95,10 @@ def results_directory(wildcards):
 
 def tokens_directory(wildcards):
     return str(PATHS.tokens)
+
+
+def prompts_directory(wildcards):
+    return str(PATHS.prompts.parent)
 
 
 def target_files(wildcards):
@@ -149,7 +155,8 @@ def nameable(paths):
 @cache
 def remove_damaged_records():
     """Once, before anything is planned: Snakemake then makes them again, as what was lost."""
-    damaged = PLAN.damaged_records() if workflow.is_main_process else []
+    plans = (PLAN, GENERATION_PLAN) if workflow.is_main_process else ()
+    damaged = [path for plan in plans for path in plan.damaged_records()]
     if damaged and workflow.dryrun:
         raise WorkflowError(
             f"damaged: {', '.join(map(str, damaged))}; a run without --dry-run makes them again"
@@ -165,6 +172,32 @@ def planned():
     require(checkpoints.describe_target)
     require(checkpoints.tokenize_dataset)
     return PLAN
+
+
+def planned_prompts():
+    """The same of the generation, where the target answers itself."""
+    remove_damaged_records()
+    require(checkpoints.describe_target)
+    require(checkpoints.plan_prompts)
+    return GENERATION_PLAN
+
+
+def answered_batches(wildcards):
+    """What tokenization waits for where the target answers itself."""
+    if not CONFIG.generation.is_wanted:
+        return []
+    return [str(PATHS.generation_gate(batch)) for batch in planned_prompts().batches()]
+
+
+def generation_option(wildcards):
+    """Tells tokenization whose answers to train."""
+    name = GENERATION_PLAN.generation_id()
+    return f"--generation-id {name}" if name else ""
+
+
+def checked_batches(wildcards):
+    """The batches whose size the compatibility check judges: it precedes the first load of the target."""
+    return str(PATHS.prompt_batches if CONFIG.generation.is_wanted else PATHS.batches)
 
 
 def files_before_extraction(wildcards):
@@ -194,6 +227,15 @@ def ledger_of_batch(wildcards):
     return ancient(made.ledger) if made.exists else made.ledger
 
 
+def generation_ledger_of_batch(wildcards):
+    made = planned_prompts().made_by(wildcards.batch)
+    return ancient(made.ledger) if made.exists else made.ledger
+
+
+def generation_fingerprint(wildcards):
+    return GENERATION_PLAN.fingerprint(wildcards.batch)
+
+
 def batch_fingerprint(wildcards):
     return PLAN.fingerprint(wildcards.batch)
 
@@ -211,12 +253,24 @@ def pass_minutes(wildcards):
     return PLAN.pass_minutes(int(stripe(wildcards)))
 
 
+def generation_minutes(wildcards):
+    return GENERATION_PLAN.pass_minutes(int(stripe(wildcards)))
+
+
+def generation_memory_mb(wildcards):
+    return GENERATION_PLAN.pass_memory_mb()
+
+
 def pass_memory_mb(wildcards):
     return PLAN.pass_memory_mb()
 
 
 def extraction_id(wildcards):
     return PLAN.extraction_id()
+
+
+def generation_id(wildcards):
+    return GENERATION_PLAN.generation_id()
 
 
 def next_command():
@@ -233,6 +287,8 @@ def next_command():
 
 def summarize(*options):
     """Print what is done, what failed and why, and what to run next, as the last lines of a run."""
-    WATCHER.stop()
+    for watcher in WATCHERS:
+        watcher.stop()
     told = ["--results", RESULTS, "--extraction-id", PLAN.extraction_id(), "--part", "summary"]
+    told += ["--generation-id", GENERATION_PLAN.generation_id()]
     subprocess.run([sys.executable, f"{SCRIPTS}/show_status.py", *told, *options], check=False)

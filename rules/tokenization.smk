@@ -11,6 +11,7 @@ localrules:
 checkpoint tokenize_dataset:
     input:
         source_files,
+        answered_batches,
         target="<results>/target.json",
     output:
         samples="<results>/tokens/samples.parquet",
@@ -23,12 +24,15 @@ checkpoint tokenize_dataset:
         "../envs/workflow.yaml"
     threads: 8
     params:
-        config=section("target", "data", "tokenization"),
+        config=section(
+            "target", "data", "tokenization", *(["generation"] if CONFIG.generation.is_wanted else [])
+        ),
+        generation=generation_option,
         directory=tokens_directory,
         others=other_source_files,
     shell:
         'exec "$python" "$scripts/tokenize_dataset.py" --config {params.config:q} --target {input.target:q}'
-        " --processes {threads} --output-dir {params.directory:q} 2> {log:q}"
+        " --processes {threads} --output-dir {params.directory:q} {params.generation} 2> {log:q}"
 
 
 rule show_samples:

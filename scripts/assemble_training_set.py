@@ -102,6 +102,7 @@ def main() -> None:
         tokens=counts.tokens,
         trained_tokens=counts.trained_tokens,
         dropped=tokens.dropped,
+        generation=tokens.generation,
         left_out=[sample for batch in left_out.values() for sample in batch],
         accepted_findings=accepted_findings(arguments.results),
         draft_vocab_size=draft_vocab_size,

@@ -10,6 +10,7 @@ from textwrap import indent
 
 from eagle3_data import cli
 from eagle3_data.errors import InputError
+from eagle3_data.generation.status import GenerationStatus
 from eagle3_data.passes.status import BatchStatus, RunStatus, describe_running
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.text import counted, table
@@ -49,6 +50,10 @@ def main() -> None:
         ),
     )
     parser.add_argument(
+        "--generation-id",
+        help="the same of the target's own answers; empty if the data set's are trained",
+    )
+    parser.add_argument(
         "--failed",
         action="store_true",
         help="set by a Snakemake run that failed: name the logs, whatever the counts are",
@@ -68,6 +73,18 @@ def main() -> None:
             f"there is no directory {results}; results are in results/<run>, below the directory where"
             " Snakemake was called"
         )
+    generation = GenerationStatus(results, arguments.generation_id, arguments.failed)
+    is_answered = True
+    if generation.tokens is not None and arguments.generation_id != "":
+        show_generation(generation, generation.tokens, arguments)
+        is_answered = generation.is_done
+    if is_answered:
+        show_extraction(status, arguments)
+
+
+def show_extraction(status: RunStatus, arguments: argparse.Namespace) -> None:
+    """What is extracted, why it is not more, and what to run next."""
+    results: Path = arguments.results
     if status.tokens is None:
         if arguments.part != "summary" or arguments.failed:
             print(f"{results}: nothing is tokenized yet; the logs are in {status.logs}")
@@ -95,6 +112,37 @@ def main() -> None:
                 show_command(status)
             elif not status.running():
                 show_command(status, CONTINUE)
+
+
+def show_generation(status: GenerationStatus, prompts: BatchIndex, arguments: argparse.Namespace) -> None:
+    """How far the target is with its answers, and why it is not further."""
+    open_batches = [batch for batch in status.batches if not batch.is_done]
+    if arguments.part != "summary":
+        show_table(status.batches if arguments.all else open_batches, arguments.all)
+    if arguments.part == "table":
+        return
+    done = len(status.batches) - len(open_batches)
+    print(f"\n{status.results}: {done} of {counted(len(status.batches), 'batch')} answered by the target")
+    first = counted(prompts.tokens, "token")
+    print(f"  {counted(prompts.samples, 'conversation')}, {first} in their first prompts")
+    for remark in prompts.remarks:
+        print(f"  asking: {remark}")
+    if answers := status.answers:
+        total = answers["stop"] + answers["length"] + answers["window"]
+        print(
+            f"  {counted(total, 'answer')} in {counted(status.passes, 'pass')}: {answers['stop']:,} ended,"
+            f" {answers['length']:,} cut by generation.max_tokens, {answers['window']:,} by"
+            f" tokenization.max_length, {answers['looping']:,} of them looping"
+        )
+    for lease in status.running():
+        print(f"  running: {describe_running(lease)}")
+    if open_batches:
+        refusals = status.refusals()
+        show_causes(status, refusals, arguments.failed)
+        if arguments.failed or status.causes() or status.lost:
+            show_command(status)
+        elif not status.running():
+            show_command(status, CONTINUE)
 
 
 def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
@@ -136,7 +184,7 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
     states = {batch.state for batch in status.batches}
     logs = ["check_compatibility.log"] if refusals else []
     if causes or lost:
-        logs += ["extract_pass", "extract_batch"]
+        logs += [status.rule, status.rule.replace("_pass", "_batch")]
     past_extraction = failed and states <= {"extracted", "validated"}
     if "rejected" in states or (past_extraction and "extracted" in states):
         logs += ["validate_batch"]

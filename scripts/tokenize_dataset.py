@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from eagle3_data import cli
-from eagle3_data.config import Data, Target, Tokenization, load_section
+from eagle3_data.config import Data, Generation, Target, Tokenization, load_section
 from eagle3_data.log import say
 from eagle3_data.target import TargetDescription
 
@@ -27,6 +27,10 @@ def main() -> None:
         help=("directory for samples.parquet, batches.json, ledger.parquet, token_frequencies.npy"),
     )
     parser.add_argument(
+        "--generation-id",
+        help="train the target's own answers under this id, not the data set's (with section generation)",
+    )
+    parser.add_argument(
         "--processes",
         type=int,
         default=len(os.sched_getaffinity(0)),
@@ -41,10 +45,17 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = (
         "false"  # the processes are the parallelism; read when the library first encodes
     )
-    from eagle3_data.tokenization.dataset import TokenizationJob, tokenize_dataset
+    from eagle3_data.generation.samples import answer_reader
+    from eagle3_data.tokenization.dataset import MakeReader, TokenizationJob, tokenize_dataset
 
     job = TokenizationJob(data, tokenization, target, description)
-    say(tokenize_dataset(job, arguments.output_dir, max(1, arguments.processes)).summary())
+    make_reader: MakeReader | None = None
+    if arguments.generation_id:
+        make_reader = answer_reader(
+            job, load_section(arguments.config, "generation", Generation), arguments.generation_id
+        )
+    tokenized = tokenize_dataset(job, arguments.output_dir, max(1, arguments.processes), make_reader)
+    say(tokenized.summary())
 
 
 if __name__ == "__main__":

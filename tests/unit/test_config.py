@@ -229,3 +229,33 @@ def test_a_weight_above_one_says_how_to_have_the_same_mixture():
     with pytest.raises(ConfigError) as caught:
         load_config(changed(data={"sources": sources}))
     assert "set the weights a.jsonl: 1, other: 0.25, and train 4 times as many epochs" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"generation": {"n": 2}}, "at temperature 0 all answers to a question are the same"),
+        ({"generation": {"engine_arguments": {"max_model_len": 9}}}, "use tokenization.max_length"),
+        (
+            {"generation": {"responses": "target"}, "tokenization": {"train_on": "last"}},
+            "choose them with generation.turns",
+        ),
+        (
+            {"generation": {"responses": "target"}, "tokenization": {"hidden_reasoning": "own_row"}},
+            "leave it at 'leave_out'",
+        ),
+        ({"generation": {"store": "results/store/answers"}}, "overlap; give each its own directory"),
+        ({"generation": {"store": "results/demo"}}, "rerunning a rule could delete"),
+        (
+            {
+                "generation": {"responses": "target"},
+                "data": {"sources": [{"path": "a.jsonl", "layout": "tokens"}]},
+            },
+            "has no questions that the target could answer",
+        ),
+    ],
+)
+def test_what_generation_cannot_do_is_refused_in_words(values, message):
+    base = {"target": {"path": "t"}, "data": {"sources": [{"path": "a.jsonl"}]}}
+    with pytest.raises(ConfigError, match=message):
+        load_config({**base, **values})

@@ -20,7 +20,7 @@ SECTIONS = {
     for name, field in Config.model_fields.items()
     if hasattr(field.annotation, "model_fields")
 }
-KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.([a-z_]+)\b(?!\.\w)(?!\()")
+KEY = re.compile(rf"(?<!\.)\b({'|'.join(SECTIONS)})\.([a-z_]+)\b(?!\.\w)(?!\()")
 ENGINE = re.compile(r"\b[a-z]\w*(?:\.\w+)+:[A-Z]\w+")
 PROGRAM = re.compile(r"\bscripts/(\w+\.py)")
 SUBCOMMAND = re.compile(r"check_compatibility\.py (\w+)")

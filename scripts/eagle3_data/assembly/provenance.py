@@ -48,6 +48,8 @@ class Provenance(Record):
     seal: str
     proofs: list[AppliedProof] = field(default_factory=list)
     not_proven: list[str] = field(default_factory=list)
+    generation: JsonObject = field(default_factory=dict)
+    """How the target answered; empty where the answers are the data set's."""
 
 
 def engines_used(results: Path, extraction_id: str) -> list[EngineUse]:

@@ -1,6 +1,7 @@
 """The configuration: its sections, and how they are read."""
 
 from eagle3_data.config.data import Data, Source
+from eagle3_data.config.generation import Generation
 from eagle3_data.config.reading import load_config, load_section, read_config_file, write_sections
 from eagle3_data.config.sections import (
     Compatibility,
@@ -17,6 +18,7 @@ __all__ = [
     "Config",
     "Data",
     "Extraction",
+    "Generation",
     "Source",
     "Target",
     "Tokenization",

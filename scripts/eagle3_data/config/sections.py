@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import itertools
 import os
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +16,7 @@ from pydantic import (
 )
 
 from eagle3_data.config.data import Data
+from eagle3_data.config.generation import Generation
 from eagle3_data.config.section import AnyArguments, Section
 from eagle3_data.findings import IDS
 from eagle3_data.records.run_paths import RunPaths
@@ -354,6 +356,7 @@ class Config(Section):
     data: Data
     tokenization: Tokenization = Tokenization()
     extraction: Extraction = Extraction()
+    generation: Generation = Generation()
     compatibility: Compatibility = Compatibility()
     validation: Validation = Validation()
     training_set: TrainingSet = TrainingSet()
@@ -361,19 +364,25 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         run = RunPaths.of_run(self.run)
-        store = os.path.realpath(self.extraction.store)
-        for outputs in (run.results, run.logs):
-            if _overlap(store, os.path.realpath(outputs)):
+        stores = {"extraction.store": self.extraction.store, "generation.store": self.generation.store}
+        for (name, place), outputs in itertools.product(stores.items(), (run.results, run.logs)):
+            if _overlap(os.path.realpath(place), os.path.realpath(outputs)):
                 raise ValueError(
-                    f"extraction.store ({self.extraction.store}) and the run's own {outputs} overlap, so"
-                    " rerunning a rule could delete states; move the store, or rename the run"
+                    f"{name} ({place}) and the run's own {outputs} overlap, so rerunning a rule could delete"
+                    " what is stored; move the store, or rename the run"
                 )
+        if _overlap(*map(os.path.realpath, stores.values())):
+            raise ValueError(
+                f"generation.store ({self.generation.store}) and extraction.store ({self.extraction.store})"
+                " overlap; give each its own directory"
+            )
         bound, longest = self.extraction.in_flight_tokens, self.tokenization.max_length
         if bound < longest:
             raise ValueError(
                 f"extraction.in_flight_tokens ({bound}) is less than tokenization.max_length ({longest}): the"
                 " longest sample would never be sent"
             )
+        self.generation.check_agrees_with(self.data, self.tokenization)
         return self
 
 

@@ -104,6 +104,11 @@ class Rejected(Done):
 
 
 @dataclass(frozen=True)
+class Alive:
+    """The engine computes, though nothing is done yet."""
+
+
+@dataclass(frozen=True)
 class Fatal:
     """The engine cannot continue (or could not start)."""
 
@@ -124,7 +129,7 @@ class Engine(Protocol):
         """Take a request, of the kind that the engine is for. Raises SampleError if nothing can be made of
         this one; any other error ends the engine."""
 
-    def step(self) -> Sequence[Done]:
+    def step(self) -> Sequence[Done | Alive]:
         """Compute for a while and return what got finished; called only while requests are in flight."""
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection, wait
 
-from eagle3_data.engines.base import Engine, Fatal, ModelSettings, Ready, Rejected, Work, load_engine
+from eagle3_data.engines.base import Done, Engine, Fatal, ModelSettings, Ready, Rejected, Work, load_engine
 from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.records.failures import describe_exception, describe_situation
 from eagle3_data.system.child import watch_lifeline
@@ -50,7 +50,7 @@ def serve(engine: Engine, channel: Connection) -> None:
             results = engine.step()
             for result in results:
                 channel.send(result)
-            in_flight -= len(results)
+            in_flight -= sum(isinstance(result, Done) for result in results)
 
 
 def watch_own_children(channel: Connection) -> None:

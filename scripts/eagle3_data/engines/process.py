@@ -13,7 +13,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from eagle3_data.engines.base import Done, Fatal, ModelSettings, Ready, Work
+from eagle3_data.engines.base import Alive, Done, Fatal, ModelSettings, Ready, Work
 from eagle3_data.engines.log import reported_kernels, with_damaged_weights, with_root_cause
 from eagle3_data.errors import EngineError
 from eagle3_data.records.failures import Failure, describe_situation
@@ -22,7 +22,7 @@ from eagle3_data.system.child import Child
 STACKS_S = JOIN_S = 1.0
 ENOUGH_S = 60.0
 """How long an engine that has nothing left to do may take to end by itself."""
-Event = Ready | Done | Fatal
+Event = Ready | Done | Alive | Fatal
 
 
 class EngineProcess:

@@ -89,6 +89,8 @@ class Ledger(PassFacts):
     tokens_extracted: int = 0
     canary: list[Finding] = field(default_factory=list)
     replay: Replay | None = None
+    answers: dict[str, int] = field(default_factory=dict)
+    """Of a generation pass: how many answers ended in which way."""
     crashes: dict[str, int] = field(default_factory=dict, metadata={"key": "deaths"})
 
 

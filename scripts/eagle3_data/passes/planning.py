@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eagle3_data.config import Config, Extraction
 from eagle3_data.errors import ConfigError, Eagle3DataError, InputError
@@ -44,14 +45,13 @@ class Made:
     exists: bool
 
 
-class Plan:
-    """One parse's view. `next_number` and `unsealed` are fixed here, before any job runs."""
+class PassPlan(ABC):
+    """One parse's view of one kind of pass. `next_number` and `unsealed` are fixed here, before any job
+    runs."""
 
-    def __init__(self, config: Config, run: RunPaths) -> None:
-        self._config = config
-        self._run = run
-        self._paths = PassPaths(run.extraction)
-        self._view: tuple[Any, TokensView] | None = None
+    def __init__(self, run: RunPaths, paths: PassPaths) -> None:
+        self._run, self._paths = run, paths
+        self._view: tuple[Any, BatchesView] | None = None
         self._records: dict[str, BatchRecord] = {}
         self._damaged: list[Path] = []
         for path in sorted(self._paths.root.glob("records/*.json")):
@@ -70,31 +70,22 @@ class Plan:
         )
         """Pattern of the `<number>` of `<number>/stored.json` that a rule may still make."""
 
-    def extraction_id(self) -> str:
-        """Of what the configuration asks for now; empty if that is not known: invalid layer ids, a
-        target not described."""
-        try:
-            return identify_extraction(
-                TargetDescription.read(self._run.target), self._config.extraction
-            ).extraction_id
-        except Eagle3DataError:
-            return ""
+    @abstractmethod
+    def _files(self) -> tuple[Path, Path]:
+        """The record of the batches and that of the target."""
 
-    def check_store(self) -> None:
-        """Raises StorageError where there can be no store, or it cannot be read: it would seem empty."""
-        check_root(self._config.extraction.store)
-        if extraction_id := self.extraction_id():
-            Store(self._config.extraction.store, extraction_id).check_readable()
+    @abstractmethod
+    def _look(self, batches_json: Path, target_json: Path) -> BatchesView: ...
 
-    def view(self) -> TokensView:
-        """The batches as they are now: tokenization may rewrite them while Snakemake runs."""
-        files = (self._run.batches, self._run.target)
+    def view(self) -> BatchesView:
+        """The batches as they are now: what makes them may rewrite them while Snakemake runs."""
+        files = self._files()
         try:
             signature = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in files)
         except OSError as error:
             raise InputError(f"{error.filename} is missing; run the same command again") from error
         if self._view is None or self._view[0] != signature:
-            self._view = (signature, TokensView(self._config.extraction, *files))
+            self._view = (signature, self._look(*files))
         return self._view[1]
 
     def batches(self) -> list[str]:
@@ -106,32 +97,23 @@ class Plan:
 
     def made_by(self, batch: str) -> Made:
         """The ledger of the pass that finished `batch`, or else the one that will mention it."""
-        view, record = self.view(), self._records.get(batch)
-        if self._run.rejected(batch).exists():
-            return self._next_pass(batch)
-        if record and view.is_stored(batch, record):
+        record = self._records.get(batch)
+        if record and self.view().is_stored(batch, record):
             ledger = self._paths.ledger(record.number, record.stripe)
             if ledger.exists():
                 return Made(str(ledger), True)
-        if view.is_complete_in_store(batch):
-            return Made(str(self._paths.stored_ledger(self.next_number)), False)
         return self._next_pass(batch)
 
     def damaged_records(self) -> list[Path]:
         """Records that exist and are not whole: cut short, emptied, or something else. Snakemake looks only
         at whether they exist; once they are gone, it makes them again."""
-        kinds: tuple[tuple[Path, type[Record]], ...] = (
-            (self._run.target, TargetDescription),
-            (self._run.batches, BatchIndex),
-            (self._run.report, Findings),
-            (self._paths.ledger("[0-9]*", "*"), Ledger),
-            (self._run.gate("*"), Gate),
-            (self._run.verdict("*"), BatchVerdict),
-            (self._run.rejected("*"), BatchVerdict),
-        )
         return self._damaged + [
-            path for pattern, kind in kinds for path in self._found(pattern) if kind.is_damaged(path)
+            path for pattern, kind in self._kinds() for path in self._found(pattern) if kind.is_damaged(path)
         ]
+
+    @abstractmethod
+    def _kinds(self) -> tuple[tuple[Path, type[Record]], ...]:
+        """The records that are looked at."""
 
     def _found(self, pattern: Path) -> list[Path]:
         """What matches, dead links, too: `glob` leaves out those that a pattern without wildcards names."""
@@ -148,15 +130,11 @@ class Plan:
         )
         return view.pass_minutes(tokens, self._paths.read_ledgers())
 
-    def pass_memory_mb(self) -> int:
-        """Host memory to ask for in one job of a pass."""
-        return self.view().pass_memory_mb()
-
     def _next_pass(self, batch: str) -> Made:
         return Made(str(self._paths.ledger(self.next_number, self.view().stripe(batch))), False)
 
 
-class TokensView:
+class BatchesView(ABC):
     """Batches, their fingerprints, and the keys in the store."""
 
     def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
@@ -164,18 +142,23 @@ class TokensView:
         self.batches = index.batches
         if not self.batches:
             raise InputError(
-                f"{batches_json} names no batches; delete it and run the same command again to tokenize again"
+                f"{batches_json} names no batches; delete it and run the same command again to make it again"
             )
         check_unchanged(batches_json, index.files)
-        self._samples = batches_json.with_name("samples.parquet")
         self._extraction, self._target = extraction, TargetDescription.read(target_json)
-        self._in_store: dict[str, bool] = {}
-        try:
-            self._identity: ExtractionIdentity | None = identify_extraction(self._target, extraction)
-        except ConfigError:  # invalid layer ids: check_compatibility reports them before any pass
-            self._identity = None
-        else:
-            self._store = Store(extraction.store, self._identity.extraction_id)
+
+    @property
+    @abstractmethod
+    def identity(self) -> Identity | None:
+        """Of what the passes make; None if that is not known."""
+
+    @property
+    @abstractmethod
+    def _keys(self) -> set[str]: ...
+
+    @abstractmethod
+    def pass_minutes(self, tokens: int, ledgers: Iterable[Ledger]) -> int:
+        """Of one job for batches of `tokens`, at the pace of those `ledgers` that are of the same kind."""
 
     def stripe(self, batch: str) -> int:
         return stripe_of(batch, self._extraction.jobs)
@@ -185,7 +168,7 @@ class TokensView:
             raise InputError(
                 f"there is no batch {batch}; the batches are {min(self.batches)} to {max(self.batches)}"
             )
-        return self._identity.batch_fingerprint(self.batches[batch].fingerprint) if self._identity else ""
+        return self.identity.batch_fingerprint(self.batches[batch].fingerprint) if self.identity else ""
 
     def is_stored(self, batch: str, record: BatchRecord) -> bool:
         """Whether `record` is of this very batch, all its samples are in the store, and no more were left out
@@ -197,6 +180,86 @@ class TokensView:
             return False
         return all(sample.key in self._keys for sample in kept)
 
+
+class Identity(Protocol):
+    def batch_fingerprint(self, samples: str, /) -> str: ...
+
+
+class Plan(PassPlan):
+    """What is extracted, and what the next pass must extract."""
+
+    def __init__(self, config: Config, run: RunPaths) -> None:
+        super().__init__(run, PassPaths(run.extraction))
+        self._config = config
+
+    def extraction_id(self) -> str:
+        """Of what the configuration asks for now; empty if that is not known: invalid layer ids, a
+        target not described."""
+        try:
+            return identify_extraction(
+                TargetDescription.read(self._run.target), self._config.extraction
+            ).extraction_id
+        except Eagle3DataError:
+            return ""
+
+    def check_store(self) -> None:
+        """Raises StorageError where there can be no store, or it cannot be read: it would seem empty."""
+        check_root(self._config.extraction.store)
+        if extraction_id := self.extraction_id():
+            Store(self._config.extraction.store, extraction_id).check_readable()
+
+    def _files(self) -> tuple[Path, Path]:
+        return self._run.batches, self._run.target
+
+    def _look(self, batches_json: Path, target_json: Path) -> TokensView:
+        return TokensView(self._config.extraction, batches_json, target_json)
+
+    def made_by(self, batch: str) -> Made:
+        if self._run.rejected(batch).exists():
+            return self._next_pass(batch)
+        made = super().made_by(batch)
+        view = self.view()
+        assert isinstance(view, TokensView)
+        if not made.exists and view.is_complete_in_store(batch):
+            return Made(str(self._paths.stored_ledger(self.next_number)), False)
+        return made
+
+    def _kinds(self) -> tuple[tuple[Path, type[Record]], ...]:
+        return (
+            (self._run.target, TargetDescription),
+            (self._run.batches, BatchIndex),
+            (self._run.report, Findings),
+            (self._paths.ledger("[0-9]*", "*"), Ledger),
+            (self._run.gate("*"), Gate),
+            (self._run.verdict("*"), BatchVerdict),
+            (self._run.rejected("*"), BatchVerdict),
+        )
+
+    def pass_memory_mb(self) -> int:
+        """Host memory to ask for in one job of a pass."""
+        view = self.view()
+        assert isinstance(view, TokensView)
+        return view.pass_memory_mb()
+
+
+class TokensView(BatchesView):
+    """The tokenized batches."""
+
+    def __init__(self, extraction: Extraction, batches_json: Path, target_json: Path) -> None:
+        super().__init__(extraction, batches_json, target_json)
+        self._samples = batches_json.with_name("samples.parquet")
+        self._in_store: dict[str, bool] = {}
+        try:
+            self._identity: ExtractionIdentity | None = identify_extraction(self._target, extraction)
+        except ConfigError:  # invalid layer ids: check_compatibility reports them before any pass
+            self._identity = None
+        else:
+            self._store = Store(extraction.store, self._identity.extraction_id)
+
+    @property
+    def identity(self) -> ExtractionIdentity | None:
+        return self._identity
+
     def is_complete_in_store(self, batch: str) -> bool:
         """Whether every sample of the batch is in the store, whichever run put it there."""
         if not self._identity or not self._keys:
@@ -207,8 +270,6 @@ class TokensView:
         return self._in_store[batch]
 
     def pass_minutes(self, tokens: int, ledgers: Iterable[Ledger]) -> int:
-        """Of one job that extracts `tokens`, at the pace of those `ledgers` that are of this very
-        extraction."""
         if not self._identity:
             return SHORTEST_MIN
         same = (ledger for ledger in ledgers if ledger.extraction_id == self._identity.extraction_id)

@@ -74,6 +74,7 @@ class LostPass:
     number: int
     stripes: frozenset[int]
     jobs: int | None
+    rule: str
     surely: bool
     """Whether it has certainly ended. On another machine, a lease looks alive for a minute after its process
     was killed."""
@@ -88,7 +89,7 @@ class LostPass:
             if self.surely
             else "; if its job has ended, it was killed, probably out of memory"
         )
-        return f"{self.headline}{guess}; see {logs}/extract_pass/{self.number:03d}"
+        return f"{self.headline}{guess}; see {logs}/{self.rule}/{self.number:03d}"
 
     def was_to_extract(self, batch: str) -> bool:
         return self.jobs is None or int(batch) % self.jobs in self.stripes
@@ -102,15 +103,18 @@ class RunStatus:
     `has_failed`: Snakemake asks at the end of a failed run, so none of its passes runs any more.
     """
 
+    rule = "extract_pass"
+    """What runs the passes."""
+
     def __init__(self, results: Path, extraction_id: str | None = None, has_failed: bool = False) -> None:
         self.results, self._has_failed = results, has_failed
         self._run = RunPaths(results)
-        self._paths = PassPaths(self._run.extraction)
+        self._paths, index = self._places()
         absolute = Path(os.path.abspath(results))
         self.directory = absolute.parent.parent
         """Where Snakemake was called: results are in results/<run> there, logs in logs/<run>."""
         self.logs = (Path() if self.directory == Path.cwd() else self.directory) / "logs" / absolute.name
-        self.tokens = BatchIndex.find(self._run.batches)
+        self.tokens = BatchIndex.find(index)
         self._leases = LeaseFile.find_all(self._paths)
         numbered = self._paths.read_ledgers()
         stored = [ledger for path in self._paths.stored_ledgers() if (ledger := Ledger.find(path))]
@@ -125,6 +129,13 @@ class RunStatus:
         self.command = newest.command if newest else None
         """The Snakemake command of the newest pass. None if there is no pass yet, or it was called by
         hand."""
+
+    def _places(self) -> tuple[PassPaths, Path]:
+        """The files of the passes, and the index of their batches."""
+        return PassPaths(self._run.extraction), self._run.batches
+
+    def _gate(self, batch: str) -> Path:
+        return self._run.gate(batch)
 
     # ---- batches
 
@@ -150,7 +161,7 @@ class RunStatus:
             return status(
                 "rejected", f"{counted(len(rejected), 'sample')} rejected; the next pass extracts them again"
             )
-        gate = Gate.find(self._run.gate(batch))
+        gate = Gate.find(self._gate(batch))
         if gate and gate.fingerprint == self._fingerprints[batch]:
             verdict = BatchVerdict.find(self._run.verdict(batch))
             # other counts: of when more had been left out
@@ -246,7 +257,7 @@ class RunStatus:
         but removes that when the job fails.)"""
         started = {
             (int(path.parent.name), int(path.stem)): path
-            for path in self.logs.glob("extract_pass/[0-9]*/[0-9]*.log")
+            for path in self.logs.glob(f"{self.rule}/[0-9]*/[0-9]*.log")
             if path.stem.isdigit()
         }
         leases = {(_pass_number(lease.state), lease.state.stripe): lease for lease in self._leases}
@@ -261,7 +272,9 @@ class RunStatus:
             elif not lease and (self._has_failed or not self._may_still_begin(started[number, stripe])):
                 stripes[stripe] = True
         jobs = next((lease.jobs for (number, _), lease in leases.items() if number == newest), None)
-        return LostPass(newest, frozenset(stripes), jobs, all(stripes.values())) if stripes else None
+        return (
+            LostPass(newest, frozenset(stripes), jobs, self.rule, all(stripes.values())) if stripes else None
+        )
 
     def _may_still_begin(self, log: Path) -> bool:
         """Whether a pass without a lease has just started, or is waiting for another."""
@@ -318,7 +331,7 @@ def describe_running(lease: LeaseState) -> str:
     """One line about a running pass, with an estimate of the time left."""
     job = f", SLURM job {lease.slurm_job_id}" if lease.slurm_job_id else ""
     line = f"pass {lease.number} stripe {lease.stripe} on {lease.host}{job}: {lease.phase}"
-    if lease.extracting_since is None or lease.phase != "extracting":
+    if lease.extracting_since is None or lease.phase not in ("extracting", "generating"):
         return f"{line} for {_duration(lease.updated_at - lease.started_at)}"
     elapsed_s = max(lease.updated_at - lease.extracting_since, 1e-9)
     done = lease.extracted + lease.failed

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.planning import stripe_of
 from eagle3_data.passes.stopping import Stop
 from eagle3_data.progress import Progress
-from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.batch_index import BatchIndex, SampleName
 from eagle3_data.records.failures import Failure, describe_situation
 from eagle3_data.samples import SampleFile
 from eagle3_data.system.devices import take_own_devices
@@ -207,10 +207,15 @@ class StripeRun(ABC):
             if missing:
                 samples.check_keys(entry.row_group)  # now, not after the model is loaded
                 self._outcomes.open_batch(batch, fingerprint, names, missing)
-            else:  # an earlier pass recorded it, or a look into the store does
-                self._outcomes.known_complete(batch, fingerprint, names)
+            else:
+                self._known(batch, fingerprint, names)
             missing_samples += len(missing)
         return missing_samples
+
+    def _known(self, batch: str, fingerprint: str, names: Sequence[SampleName]) -> None:
+        """Book a batch that is complete in the store: an earlier pass recorded it, or a look into the store
+        does."""
+        self._outcomes.known_complete(batch, fingerprint, names)
 
     # ---- the engine's work
 

@@ -40,8 +40,9 @@ class SealedFile(Record):
 @dataclass(frozen=True)
 class BatchIndex(Record):
     """What tokenization made. `files` seals the files beside it; an earlier version's index has none.
-    `dropped` and `dropped_turns` count by reason; `notices` counts by source and
-    kind what kept rows lost; `tokenizer` describes the tokenizer."""
+    `dropped` and `dropped_turns` count by reason; `notices` counts by source and kind what kept rows lost;
+    `tokenizer` describes the tokenizer, `generation` how the target answered (empty: the answers are the data
+    set's)."""
 
     on_damage: ClassVar[str] = "delete it and run the same command again, which tokenizes again"
 
@@ -60,6 +61,7 @@ class BatchIndex(Record):
     remarks: list[str] = field(default_factory=list)
     split: JsonObject = field(default_factory=dict)
     tokenizer: JsonObject = field(default_factory=dict)
+    generation: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.batches:

@@ -81,6 +81,25 @@ class RunPaths:
         )
 
     @property
+    def prompts(self) -> Path:
+        """What the target is asked, where it answers itself (generation.responses: target)."""
+        return self.results / "prompts" / "prompts.parquet"
+
+    @property
+    def prompt_batches(self) -> Path:
+        """The batches of prompts; it seals the file of them."""
+        return self.results / "prompts" / "batches.json"
+
+    @property
+    def generation(self) -> Path:
+        """See `eagle3_data.passes.paths`."""
+        return self.results / "generation"
+
+    def generation_gate(self, batch: str) -> Path:
+        """Exists if and only if every conversation of the batch is answered."""
+        return self.generation / "batches" / f"{batch}.json"
+
+    @property
     def extraction(self) -> Path:
         """See `eagle3_data.passes.paths`."""
         return self.results / "extraction"

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,17 +81,24 @@ class Tokenized:
         )
 
 
-def tokenize_dataset(job: TokenizationJob, output: Path, processes: int = 1) -> Tokenized:
+MakeReader = Callable[[TargetTokenizer], RowTokenizer]
+"""What turns rows into samples, for a tokenizer."""
+
+
+def tokenize_dataset(
+    job: TokenizationJob, output: Path, processes: int = 1, make_reader: MakeReader | None = None
+) -> Tokenized:
     """Tokenize all sources into directory `output`.
 
     Raises InputError if a source cannot be read, a row is bad and must not be, or nothing at all is kept.
-    `output` is then as it was before. The files do not depend on `processes`.
+    `output` is then as it was before. The files do not depend on `processes`. Without `make_reader`, the
+    samples are the data set's own conversations.
     """
     output.mkdir(parents=True, exist_ok=True)
     for unfinished in output.glob(f"{UNFINISHED}*"):  # of a run that was killed
         shutil.rmtree(unfinished, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=UNFINISHED) as directory:
-        tokenized = _write_all(job, Path(directory), processes)
+        tokenized = _write_all(job, Path(directory), processes, make_reader)
         for name in FILES:
             os.replace(Path(directory) / name, output / name)
     return tokenized
@@ -107,12 +114,14 @@ class RowProgress(Progress):
         return f"{self._done / max(time.monotonic() - self._started, 1e-9):,.0f} rows/s, {dropped}"
 
 
-def _write_all(job: TokenizationJob, directory: Path, processes: int) -> Tokenized:
+def _write_all(
+    job: TokenizationJob, directory: Path, processes: int, make_reader: MakeReader | None
+) -> Tokenized:
     settings = job.tokenization
     tokenizer = load_tokenizer(job.description, job.target, settings)
-    tokenize = RowTokenizer(tokenizer, job.data, settings)
+    tokenize = make_reader(tokenizer) if make_reader else RowTokenizer(tokenizer, job.data, settings)
     ledger = LedgerWriter(directory / "ledger.parquet")
-    kept = _kept_samples(job, tokenize, ledger, processes)
+    kept = kept_samples(job, tokenize, ledger, processes)
     batches = _write_batches(kept, settings, job.data.train_ratio, directory, tokenizer.vocab_size)
     ledger.close()
     if not batches.batches:
@@ -131,13 +140,14 @@ def _write_all(job: TokenizationJob, directory: Path, processes: int) -> Tokeniz
         remarks=remarks,
         split=_split(batches, job.data.train_ratio),
         tokenizer=_describe(tokenizer, tokenize),
+        generation=tokenize.generation,
         files=seal_files(directory, SEALED_FILES),
     )
     index.write(directory / "batches.json")
     return Tokenized(index, [*ledger.explain_drops(), *remarks])
 
 
-def _kept_samples(
+def kept_samples(
     job: TokenizationJob, tokenize: RowTokenizer, ledger: LedgerWriter, processes: int
 ) -> Iterator[PlacedSample]:
     """The samples that are kept, in input order; the outcome of every row goes to the ledger."""

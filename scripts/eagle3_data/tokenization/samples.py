@@ -53,7 +53,7 @@ UNREADABLE = {
 
 
 @dataclass
-class _Made:
+class Made:
     """What a row gives."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -63,7 +63,9 @@ class _Made:
 
 class RowTokenizer:
     """Turns rows into outcomes. Every row gets one, whatever it holds; InputError is for faults of the target
-    or the configuration."""
+    or the configuration. `generation` describes where answers come from that are not the data set's."""
+
+    generation: JsonObject = {}  # noqa: RUF012  never changed
 
     def __init__(self, tokenizer: TargetTokenizer, data: Data, settings: Tokenization) -> None:
         self._tokenizer = tokenizer
@@ -91,7 +93,7 @@ class RowTokenizer:
             value = _value(row)
             name = own_name(value)
             content = read_row(value, source)
-            made = self._samples(content, trained=source.trained)
+            made = self.samples_of(content, source.trained)
             signature = signature_of(content) if self._settings.near_duplicates and made.samples else None
             whole = isinstance(content, TokenizedRow) and content.whole
             return Outcome(
@@ -124,15 +126,16 @@ class RowTokenizer:
             error.add_note(f"while tokenizing {source.path}, {row.place}")
             raise
 
-    def _samples(self, content: Content, trained: str) -> _Made:
+    def samples_of(self, content: Content, trained: str) -> Made:
+        """The samples of a row's content. Raises DropError, BadRowError."""
         if isinstance(content, TokenizedRow):
-            return _Made([self._sample("", Encoded(content.ids, content.mask))])
+            return Made([self._sample("", Encoded(content.ids, content.mask))])
         if isinstance(content, FormattedText):
             encoded, unclear = self._encode_formatted(content.text, trained)
-            return _Made([self._sample("", encoded)], _drops(unclear))
+            return Made([self._sample("", encoded)], _drops(unclear))
         template, _ = self._templating("conversations need one")
         messages = template.style.prepare(content.messages)
-        made = _Made()
+        made = Made()
         for suffix, length, wanted in self._parts(messages, content.untrained):
             try:
                 self._train(made, suffix, messages[:length], content.tools, wanted)
@@ -166,7 +169,7 @@ class RowTokenizer:
             yield "", wanted[-1] + 1, wanted if self._settings.train_on == "all" else wanted[-1:]
 
     def _train(
-        self, made: _Made, suffix: str, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]
+        self, made: Made, suffix: str, messages: Sequence[Message], tools: Tools, wanted: Sequence[int]
     ) -> None:
         """Add the sample of `messages` in which the turns `wanted` are trained, and say which cannot be.
         Raises DropError if nothing is left, or with `on_unclear_turn: drop` if a turn is unclear."""

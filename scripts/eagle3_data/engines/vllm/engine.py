@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import vllm
@@ -25,7 +25,7 @@ class VllmEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
-        _prepare_environment(settings)
+        prepare_environment(settings.tensor_parallel)
         self._llm = LLM(**llm_arguments(settings))
         self._engine = self._llm.llm_engine
         self.step_tokens: int | None = self._engine.vllm_config.scheduler_config.max_num_batched_tokens
@@ -63,8 +63,31 @@ def _result(output: Any) -> Extracted:
     return Extracted(key=output.request_id, states_path=path, greedy_token=output.outputs[0].token_ids[0])
 
 
-def llm_arguments(settings: EngineSettings) -> JsonObject:
-    """The arguments of `vllm.LLM`: the user's engine arguments plus those the workflow owns."""
+class LoadSettings(Protocol):
+    """How vLLM loads a target, whatever it then does with it."""
+
+    @property
+    def model_path(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def tensor_parallel(self) -> int: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def trust_remote_code(self) -> bool: ...
+
+    @property
+    def arguments(self) -> JsonObject: ...
+
+
+def model_arguments(settings: LoadSettings, max_model_len: int) -> JsonObject:
+    """The arguments of `vllm.LLM` by which it loads the target: the user's engine arguments plus those the
+    workflow owns."""
     config = read_model_config(Path(settings.model_path))
     text = text_config(config)
     arguments = {
@@ -85,8 +108,15 @@ def llm_arguments(settings: EngineSettings) -> JsonObject:
         "model": settings.model_path,
         "dtype": settings.dtype,
         "tensor_parallel_size": settings.tensor_parallel,
-        "max_model_len": settings.max_length + 1,  # vLLM wants room for one generated token
+        "max_model_len": max_model_len,
         "trust_remote_code": settings.trust_remote_code,
+    }
+
+
+def llm_arguments(settings: EngineSettings) -> JsonObject:
+    """All arguments of `vllm.LLM` for extraction."""
+    return {
+        **model_arguments(settings, settings.max_length + 1),  # vLLM wants room for one generated token
         "speculative_config": {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
@@ -106,15 +136,15 @@ def llm_arguments(settings: EngineSettings) -> JsonObject:
     }
 
 
-def _prepare_environment(settings: EngineSettings) -> None:
+def prepare_environment(tensor_parallel: int) -> None:
     """Variables vLLM reads when it starts its processes. Those the user set stay."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not current_platform.is_cpu():
         return
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-    if settings.tensor_parallel > 1:
+    if tensor_parallel > 1:
         cores = sorted(os.sched_getaffinity(0))
-        binding = "|".join(str(cores[rank % len(cores)]) for rank in range(settings.tensor_parallel))
+        binding = "|".join(str(cores[rank % len(cores)]) for rank in range(tensor_parallel))
         os.environ.setdefault(
             "VLLM_CPU_OMP_THREADS_BIND", binding
         )  # vLLM otherwise wants one NUMA node a worker

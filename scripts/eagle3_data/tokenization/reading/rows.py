@@ -28,6 +28,13 @@ REASONS = {
     "too-long": "longer than tokenization.max_length",
     "duplicate": "same token ids as an earlier sample",
     "near-duplicate": "almost the same turns as an earlier row",
+    "not-asked": "nothing to ask the target: text, token ids, or no turn of a user",
+    "no-room": "the question leaves no room for an answer within tokenization.max_length",
+    "tool-result": "the conversation goes on with the result of a tool (generation.tools: drop)",
+    "not-answered": "the target has not answered it; extraction.max_failed_fraction allows that",
+    "empty-answer": "the target's answer is empty",
+    "cut-answer": "the target's answer was cut (generation.cut_answers: drop)",
+    "looping-answer": "the target's answer was cut in the middle of repetitions",
 }
 """Reason codes of the ledger, and what they mean."""
 
@@ -46,6 +53,18 @@ NOTICES = {
     ),
     "rewritten-call-id": "tool call ids are rewritten to the form that the chat template requires",
     "text-of-multimodal": "images, video or audio are left out, and the text is kept",
+    "tool-result": (
+        "the conversation is cut before the result of a tool, which the target's own call would not have"
+        " produced"
+    ),
+    "tool-call": "the conversation ends with the target's call of a tool, whose result nobody has",
+    "cut-answer": "the target's answer was cut and is trained without an end; the conversation ends there",
+    "looping-answer": "the target's answer was cut in the middle of repetitions, and is trained",
+    "answers-ended": "further questions are not asked, since an answer is empty or was cut",
+    "no-room": "further questions are not asked, since they leave no room within tokenization.max_length",
+    "not-shown": "further questions are not asked, since the chat template does not show the answer",
+    "template-refused": "further questions are not asked, since the chat template refuses the answer",
+    "changed-history": "the chat template changes earlier answers, so later ones are samples of their own",
 }
 """What may be said of kept rows, in the ledger and in the summary."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from extract_batch import first_to_tell
+from eagle3_data.passes.gate import first_to_tell
 
 GATES = 16
 

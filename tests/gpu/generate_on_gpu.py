@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""The data set's answers beside the target's own, on a CUDA machine: the same questions, two training sets,
+the same training, and the acceptance length of both drafts in vLLM on questions that neither was trained on.
+
+    python tests/gpu/generate_on_gpu.py [--work DIR] [--epochs 10] [--conversations SHAREGPT.json]
+
+About ten minutes on one GPU with tiny-llama. Needs no network; exits non-zero where the draft that was
+trained on the target's own answers is not the better one. --cpu-plumbing goes as far as the two assembled
+sets, on the CPU, to test this script without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from train_on_gpu import ACCEPT, CONVERSATIONS, ROOT, Loop
+
+HELD_OUT = 10
+"""One in so many questions is not trained on, but measured with."""
+ANSWER_TOKENS = 96
+IDS = """
+import json, sys
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+texts = [
+    tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+    for turn in json.load(open(sys.argv[2]))
+]
+ids = [tokenizer(text, add_special_tokens=False)["input_ids"][:400] for text in texts]
+json.dump(ids, open("held_out.json", "w"))
+"""
+
+
+class Answers(Loop):
+    """The way to a draft with the answers of `responses`, the dataset or the target."""
+
+    def __init__(self, work: Path, responses: str, plumbing: bool) -> None:
+        super().__init__(work / responses, None)
+        self.responses = responses
+        config: dict[str, Any] = json.loads(self.config.read_text())
+        config["data"] = {"sources": [{"path": "talks.jsonl"}], "train_ratio": 0.9}
+        config["tokenization"] = {"max_length": 512, "batch_tokens": 50_000}
+        config["generation"] = {
+            "responses": responses,
+            "max_tokens": ANSWER_TOKENS,
+            "looping_answers": "keep",
+        }
+        config["extraction"]["dtype"] = "bfloat16"
+        if plumbing:
+            config["extraction"]["engine_arguments"] = {"enforce_eager": True}
+        self.config.write_text(json.dumps(config))
+
+    def script(self, name: str, *arguments: str | Path) -> float:
+        if name != "tokenize_dataset" or self.responses == "dataset":
+            return super().script(name, *arguments)
+        started = time.monotonic()
+        return (
+            super().script(name, *arguments, "--generation-id", self.generate()) + time.monotonic() - started
+        )
+
+    def generate(self) -> str:
+        """Have the target answer; returns the generation id."""
+        prompts, target = self.results / "prompts", self.results / "target.json"
+        super().script(
+            "plan_prompts", *("--config", self.config, "--target", target, "--output-dir", prompts)
+        )
+        ledger = self.results / "generation/passes/001/0.json"
+        seconds = super().script(
+            "generate_pass",
+            *("--config", self.config, "--results", self.results, "--pass-number", "001", "--stripe", "0"),
+            *("--engine-log", self.logs / "engine.log", "--ledger", ledger),
+        )
+        facts = json.loads(ledger.read_text())
+        for batch, outcome in facts["batches"].items():
+            super().script(
+                "generate_batch",
+                *("--batch", batch, "--fingerprint", outcome["fingerprint"], "--ledger", ledger),
+                *("--output", self.results / f"generation/batches/{batch}.json"),
+            )
+        print(
+            f"answered: {facts['samples_extracted']} questions, {facts['tokens_extracted']} tokens in"
+            f" {facts['extraction_s']:.1f} s behind a load of {facts['load_s']:.0f} s ({seconds:.0f} s),"
+            f" {facts['tokens_extracted'] / facts['extraction_s']:.0f} tokens/s; {facts['answers']}",
+            flush=True,
+        )
+        return str(facts["extraction_id"])
+
+
+def talks(sharegpt: Path | None) -> list[list[dict[str, str]]]:
+    """Questions with the data set's answers: the first of each of the demo's conversations, sums, and all of
+    a ShareGPT file."""
+    found = []
+    for line in CONVERSATIONS.read_text().splitlines():
+        found += pairs([(turn["role"], turn["content"]) for turn in json.loads(line)["messages"]])
+    for number in range(200):
+        found.append(
+            [*user(f"What is {number} plus {number}?"), {"role": "assistant", "content": f"{2 * number}"}]
+        )
+    for row in json.loads(sharegpt.read_text()) if sharegpt else ():
+        roles = {"human": "user", "gpt": "assistant"}
+        found += pairs([(roles.get(turn["from"], ""), turn["value"]) for turn in row["conversations"]])
+    return list({talk[0]["content"]: talk for talk in found}.values())
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def pairs(turns: list[tuple[str, Any]]) -> list[list[dict[str, str]]]:
+    """Each question of at most 400 letters with its answer, as a conversation of its own."""
+    return [
+        [*user(one[1]), {"role": "assistant", "content": two[1]}]
+        for one, two in pairwise(turns)
+        if (one[0], two[0]) == ("user", "assistant")
+        and all(isinstance(text, str) and text.strip() for text in (one[1], two[1]))
+        and len(one[1]) <= 400
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, default=Path("gpu-generation"), help="scratch directory, new")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--conversations", type=Path, help="a ShareGPT file with more of them")
+    parser.add_argument("--cpu-plumbing", action="store_true", help="no GPU: up to the assembled sets")
+    arguments = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    work = arguments.work.resolve()
+    all_talks = talks(arguments.conversations)
+    held_out, trained = all_talks[::HELD_OUT], [talk for at, talk in enumerate(all_talks) if at % HELD_OUT]
+    if arguments.cpu_plumbing:
+        trained = trained[:30]
+    print(f"{len(trained)} questions to train on, {len(held_out)} held out", flush=True)
+    lengths = {}
+    for responses in ("dataset", "target"):
+        started = time.monotonic()
+        loop = Answers(work, responses, arguments.cpu_plumbing)
+        target = loop.build_target()
+        (loop.work / "talks.jsonl").write_text(
+            "".join(json.dumps({"messages": messages}) + "\n" for messages in trained)
+        )
+        (loop.work / "questions.json").write_text(json.dumps([messages[0] for messages in held_out]))
+        proof = loop.prove()
+        print(
+            f"{responses}: extracted and validated: {proof.validated} samples, {proof.versions}", flush=True
+        )
+        loop.assemble()
+        verified = [sys.executable, str(ROOT / "scripts/verify_training_set.py"), str(loop.training_set)]
+        loop.step("verify", [*verified, "--results", str(loop.results)])
+        if not arguments.cpu_plumbing:
+            checkpoint = loop.train(arguments.epochs)
+            loop.python("ids", IDS, target, "questions.json")
+            loop.python("accept", ACCEPT, target, checkpoint)
+            result = json.loads((loop.work / "acceptance.json").read_text())
+            lengths[responses] = result["acceptance_length"]
+            print(f"ACCEPTANCE {responses} {json.dumps(result)}", flush=True)
+        print(f"{responses}: whole way {time.monotonic() - started:.0f} s", flush=True)
+    if lengths and not lengths["target"] > lengths["dataset"]:
+        sys.exit("the target's own answers made no better draft")
+
+
+if __name__ == "__main__":
+    main()
