@@ -81,16 +81,13 @@ def check_extracted(workflow: Workflow, kinds: dict[str, str]) -> None:
     assert workflow.run("extract").nothing_done
 
 
-def test_damaged_records_of_a_run_heal(finished: Workflow) -> None:
-    check_extracted(finished, rounds(EXTRACTED)[3])
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(len(rounds(EXTRACTED))))
 def test_every_kind_of_damaged_record_heals(finished: Workflow, number: int) -> None:
     check_extracted(finished, rounds(EXTRACTED)[number])
 
 
+@pytest.mark.nightly
 def test_every_kind_of_damage_to_gates_and_batch_records_heals_in_one_run(
     tmp_path: Path, tiny_llama: Path
 ) -> None:

@@ -4,13 +4,15 @@ tested on every rule."""
 from __future__ import annotations
 
 import shutil
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
 
 from integration.workflow import TRANSFORMERS_ENGINE, Workflow
 
-pytestmark = pytest.mark.slow
+# One group: its tests share a run that takes a minute to make.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("logs")]
 
 RULES = {
     # rule: (what to delete so that it must run, the target that runs it, its log)
@@ -59,6 +61,10 @@ FAULTS = {
 }
 
 
+EVERY_PAIR = list(product(RULES, FAULTS))
+EVERY_RULE_AND_FAULT = list(zip(RULES, cycle(FAULTS), strict=False))
+
+
 @pytest.fixture(scope="module")
 def assembled(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Workflow) -> Workflow:
     """The ten conversations through the transformers engine, to the assembled set, run from a copy of the
@@ -71,8 +77,13 @@ def assembled(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Work
     return workflow
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        pytest.param(*pair, marks=[] if pair in EVERY_RULE_AND_FAULT else [pytest.mark.nightly])
+        for pair in EVERY_PAIR
+    ],
+)
 def test_a_rule_that_breaks_leaves_the_reason_in_its_log(
     assembled: Workflow, tmp_path: Path, rule: str, fault: str
 ) -> None:

@@ -24,7 +24,6 @@ from eagle3_data.compatibility.source.symbols import (
 )
 from eagle3_data.findings import Finding, Level
 
-
 MISFITS = {"missing-argument", "unexpected-argument"}
 """A call's arguments are not those that this vLLM takes."""
 
