@@ -6,6 +6,7 @@
 rule assemble_training_set:
     input:
         validated_batches,
+        reference="<results>/reference.json",
         samples="<results>/tokens/samples.parquet",
         target="<results>/target.json",
         report="<results>/compatibility/report.json",

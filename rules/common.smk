@@ -265,6 +265,14 @@ def pass_memory_mb(wildcards):
     return PLAN.pass_memory_mb()
 
 
+def reference_minutes(wildcards):
+    return PLAN.reference_minutes()
+
+
+def reference_memory_mb(wildcards):
+    return PLAN.reference_memory_mb()
+
+
 def extraction_id(wildcards):
     return PLAN.extraction_id()
 

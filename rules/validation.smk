@@ -22,3 +22,28 @@ rule validate_batch:
     shell:
         'exec "$python" "$scripts/validate_batch.py" --config {params.config:q} --results {params.results:q}'
         " --batch {wildcards.batch} --output {output:q} 2> {log:q}"
+
+
+# Stored samples beside transformers' own forward pass, from the target's real weights, layer by layer. A failure names slot and layer.
+# Needs: every batch extracted. Makes: <results>/reference.json, also where nothing could be proven (it says why); what passed is kept in the store.
+rule prove_target:
+    input:
+        extracted_batches,
+        samples=ancient("<results>/tokens/samples.parquet"),
+        target=ancient("<results>/target.json"),
+    output:
+        "<results>/reference.json",
+    log:
+        "<logs>/prove_target.log",
+    conda:
+        "../envs/workflow.yaml"
+    threads: 8
+    resources:
+        runtime=reference_minutes,
+        mem_mb=reference_memory_mb,
+    params:
+        config=section("extraction", "target", "validation"),
+        results=results_directory,
+    shell:
+        'exec "$python" "$scripts/prove_target.py" --config {params.config:q} --results {params.results:q}'
+        " --output {output:q} 2> {log:q}"

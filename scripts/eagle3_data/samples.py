@@ -52,6 +52,11 @@ class SampleFile:
         ids, keys = table["sample_id"].to_pylist(), table["key"].to_pylist()
         return [SampleName(*row) for row in zip(ids, keys, strict=True)]
 
+    def lengths(self, row_group: int) -> dict[str, int]:
+        """Tokens of the samples of a batch, by key. Raises InputError where they cannot be read."""
+        table = self._read(row_group, ["key", "tokens"])
+        return dict(zip(table["key"].to_pylist(), table["tokens"].to_pylist(), strict=True))
+
     def samples(self, row_group: int) -> list[Sample]:
         """The samples of a batch. Raises InputError where a sample's tokens are not those of its key: the key
         is what the store, shared by all runs, holds states by."""

@@ -106,6 +106,7 @@ def fast_config(target: Path) -> dict[str, Any]:
         "tokenization": {"max_length": 512, "batch_tokens": 110},
         "extraction": {"engine": FAKE_ENGINE, "in_flight_tokens": 512, "write_timeout_s": 20},
         "compatibility": {"canary": "off"},
+        "validation": {"reference_samples": 0},
     }
 
 

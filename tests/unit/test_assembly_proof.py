@@ -22,11 +22,13 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import seal_files
 from eagle3_data.store import Store
+from eagle3_data.validation.reference_verdict import Reference
 from eagle3_data.validation.verdict import BatchVerdict
 
 IDENTITY = ExtractionIdentity("target", (1, 2), "bfloat16", "none", "engine", {})
 FINGERPRINT = IDENTITY.batch_fingerprint("tokens")
 GATE = Gate("00000", FINGERPRINT, "ledger", 2, [FailedSample("s", "k", "record")])
+REFERENCE = Reference.without(IDENTITY.extraction_id, "off", "not asked for")
 VERDICT = BatchVerdict("00000", FINGERPRINT, IDENTITY.extraction_id, 2, 20, 200)
 
 
@@ -37,6 +39,7 @@ def run(tmp_path: Path) -> RunPaths:
     run.samples.write_bytes(b"samples")
     GATE.write(run.gate("00000"))
     VERDICT.write(run.verdict("00000"))
+    REFERENCE.write(run.reference)
     return run
 
 
@@ -64,6 +67,10 @@ SPOILED: list[tuple[Callable[[RunPaths], Any], str]] = [
     (lambda run: replace(VERDICT, fingerprint="x").write(run.verdict("00000")), r"\(fingerprint\); delete"),
     (lambda run: replace(VERDICT, extraction_id="x").write(run.verdict("00000")), r"\(extraction_id\)"),
     (lambda run: replace(VERDICT, rejected={"k": "zeros"}).write(run.verdict("00000")), r"\(rejected\)"),
+    (lambda run: run.reference.unlink(), r"reference\.json does not exist"),
+    (lambda run: emptied(run.reference), r"reference\.json"),
+    (lambda run: replace(REFERENCE, status="failed").write(run.reference), "delete .*reference"),
+    (lambda run: replace(REFERENCE, extraction_id="x").write(run.reference), "another extraction; delete"),
     (lambda run: replace(GATE, samples=3).write(run.gate("00000")), "to an earlier configuration; delete"),
     (lambda run: replace(GATE, fingerprint="x").write(run.gate("00000")), "to an earlier configuration"),
 ]

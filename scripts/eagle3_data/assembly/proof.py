@@ -17,13 +17,18 @@ from eagle3_data.records.seal import check_contents
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.text import counted
+from eagle3_data.validation.reference_verdict import Reference
 from eagle3_data.validation.verdict import BatchVerdict
 
 
 def require_proof(run: RunPaths, index: BatchIndex, identity: ExtractionIdentity) -> None:
     """Raises InputError unless the tokens are the sealed ones and every batch was validated whole: that the
-    files exist says nothing of what is in them."""
+    files exist says nothing of what is in them. The reference must have been tried, and have found nothing
+    wrong."""
     check_contents(run.tokens, index.files)
+    reference = Reference.read(run.reference)
+    if reference.extraction_id != identity.extraction_id or reference.status == "failed":
+        raise InputError(f"{run.reference} is of another extraction; {_again(run.reference)}")
     if not index.batches:
         raise InputError(f"{run.batches} names no batches, so there is nothing to assemble")
     for batch, entry in index.batches.items():

@@ -322,6 +322,17 @@ class Validation(Section):
             " this off, and the verdict lists it as not proven."
         ),
     )
+    reference_samples: int = Field(
+        2,
+        ge=0,
+        le=64,
+        description=(
+            "How many stored samples, short ones and of medium length, are compared in every slot and row"
+            " with a forward pass of transformers from the target's real weights, read layer by layer. 0"
+            " turns this off, and so does a forecast of more than 4 hours or more memory than there is; the"
+            " training set then lists it as not proven."
+        ),
+    )
 
 
 class TrainingSet(Section):

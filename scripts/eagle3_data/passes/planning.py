@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,14 @@ from eagle3_data.errors import ConfigError, Eagle3DataError, InputError
 from eagle3_data.findings import Findings
 from eagle3_data.identity import ExtractionIdentity, identify_extraction
 from eagle3_data.passes.batch_records import BatchRecord
-from eagle3_data.passes.forecast import SHORTEST_MIN, SUPERVISOR_MB, Pace, host_memory_mb, walltime_min
+from eagle3_data.passes.forecast import (
+    MARGIN,
+    SHORTEST_MIN,
+    SUPERVISOR_MB,
+    Pace,
+    host_memory_mb,
+    walltime_min,
+)
 from eagle3_data.passes.ledger import Gate, Ledger
 from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records import Record
@@ -33,6 +41,15 @@ from eagle3_data.records.seal import check_unchanged
 from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store, check_root
 from eagle3_data.target import TargetDescription
+from eagle3_data.validation.reference_cost import (
+    LONGEST_ROWS,
+    LONGEST_S,
+    Forecast,
+    Size,
+    forecast,
+    rough_size,
+)
+from eagle3_data.validation.reference_verdict import Reference
 from eagle3_data.validation.verdict import BatchVerdict
 
 
@@ -233,6 +250,7 @@ class Plan(PassPlan):
             (self._run.gate("*"), Gate),
             (self._run.verdict("*"), BatchVerdict),
             (self._run.rejected("*"), BatchVerdict),
+            (self._run.reference, Reference),
         )
 
     def pass_memory_mb(self) -> int:
@@ -240,6 +258,24 @@ class Plan(PassPlan):
         view = self.view()
         assert isinstance(view, TokensView)
         return view.pass_memory_mb()
+
+    def reference_minutes(self) -> int:
+        """Walltime to ask for to compare samples with transformers."""
+        return ceil(MARGIN * min(self._reference_forecast().seconds, LONGEST_S) / 60)
+
+    def reference_memory_mb(self) -> int:
+        """Host memory for the same."""
+        return ceil(self._reference_forecast().memory_bytes / 1e6)
+
+    def _reference_forecast(self) -> Forecast:
+        """Before transformers knows the model, and small where nothing is known of it."""
+        samples = self._config.validation.reference_samples
+        if (target := TargetDescription.find(self._run.target)) is None:
+            return forecast(Size(0, 0, 0, 0, 0), 0, 0, "cpu", 1)
+        size = rough_size(
+            target.weights_bytes, target.quantization, target.num_hidden_layers, target.hidden_size
+        )
+        return forecast(size, samples * LONGEST_ROWS, 4, "cpu", 8)
 
 
 class TokensView(BatchesView):

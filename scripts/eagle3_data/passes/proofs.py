@@ -12,6 +12,7 @@ from eagle3_data.records.replay import Replay
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.text import counted
 from eagle3_data.validation.coverage import REPLAY, not_proven_of_run
+from eagle3_data.validation.reference_verdict import Reference
 from eagle3_data.validation.verdict import AppliedProof, BatchVerdict, merge_proofs
 
 UNRECORDED = "what an earlier version of this workflow validated without recording its proofs"
@@ -38,7 +39,9 @@ def proofs_of_run(run: RunPaths, extraction_id: str, verdicts: Iterable[BatchVer
 
 def proofs_beside_batches(run: RunPaths, extraction_id: str) -> list[AppliedProof]:
     """The proofs that are made of an extraction as a whole, from the records that hold them."""
-    return replays(run, extraction_id)
+    reference = Reference.find(run.reference)
+    compared = reference.proofs() if reference and reference.extraction_id == extraction_id else []
+    return [*replays(run, extraction_id), *compared]
 
 
 REPLAYED = "every slot and token, of the samples that passes replayed"

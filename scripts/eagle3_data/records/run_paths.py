@@ -117,5 +117,14 @@ class RunPaths:
         return self.results / "validation" / "rejected" / f"{batch}.json"
 
     @property
+    def reference(self) -> Path:
+        """Exists if and only if the reference found nothing wrong; it may say that it proved nothing."""
+        return self.results / "reference.json"
+
+    @property
+    def failed_reference(self) -> Path:
+        return self.results / "reference.failed.json"
+
+    @property
     def training_set(self) -> Path:
         return self.results / "training_set"

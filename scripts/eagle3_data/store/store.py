@@ -37,7 +37,7 @@ OWNER = "owner.json"
 seconds."""
 ABANDONED_S = 900.0
 """What nobody has renewed for so long was left by a process that is gone, wherever it ran."""
-DIRECTORIES = ("canary", "claims", "incoming", "quarantine")
+DIRECTORIES = ("canary", "claims", "incoming", "quarantine", "reference")
 """In a store, beside its shelves."""
 SETTING = "extraction.store"
 LOCK = ".lock"

@@ -76,7 +76,7 @@ def validate_samples(
         verdict.samples += 1
         verdict.tokens += len(sample.token_ids)
         try:
-            states, sidecar = _open_checked(sample, store, identity, hidden_size)
+            states, sidecar = open_checked(sample, store, identity, hidden_size)
         except SampleError as error:
             verdict.rejected[sample.key] = message_of(error) + (
                 f" ({message_of(error.__cause__)})" if error.__cause__ else ""
@@ -111,9 +111,11 @@ def validate_samples(
     return verdict
 
 
-def _open_checked(
+def open_checked(
     sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int
 ) -> tuple[States, Sidecar]:
+    """The states of a stored sample. Raises SampleError where sidecar, checksum, structure or numbers are not
+    as they must be, StorageError where the sample may not be read."""
     path = store.states_path(sample.key)
     try:
         sidecar, states = store.read_sidecar(sample.key), open_states(path)
