@@ -61,6 +61,7 @@ def compare(
     rounding = ROUNDING["quantized" if target.quantized else target.dtype]
     compared = layer_errors(model, samples, target.layers, rounding)
     elapsed_s = time.monotonic() - started
+    versions_here = {"transformers": transformers.__version__, "torch": str(torch.__version__)}
     verdicts, start = [], 0
     for versions, some in engines:
         own, start = compared[start : start + len(some)], start + len(some)
@@ -73,10 +74,7 @@ def compare(
                 slots=slot_figures(own, target.layers),
                 faults=faults,
                 undecided="; ".join(undecided),
-                reference_versions={
-                    "transformers": transformers.__version__,
-                    "torch": str(torch.__version__),
-                },
+                reference_versions=versions_here,
                 device=torch.cuda.get_device_name() if device == "cuda" else "CPU",
                 elapsed_s=elapsed_s,
                 forecast_s=expected.seconds,
