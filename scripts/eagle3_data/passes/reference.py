@@ -70,7 +70,7 @@ class ReferenceRun:
         chosen: list[tuple[dict[str, str], list[StoredSample]]] = []
         for engine in self._engines():
             record = engine.record(self._store)
-            known[record] = self._known(record)
+            known[record] = self._known(record, min(number, len(engine.candidates)))
             if known[record]:
                 say(f"reference: {_named(engine.versions)} passed before, see {record}")
             elif samples := self._choose(engine, number):
@@ -101,10 +101,12 @@ class ReferenceRun:
     def _without(self, status: Literal["unknown", "off"], reason: str) -> Reference:
         return Reference.without(self._store.extraction_id, status, reason)
 
-    def _known(self, record: Path) -> EngineReference | None:
-        """What passed before. A damaged record is none: the comparison is made again."""
+    def _known(self, record: Path, number: int) -> EngineReference | None:
+        """What passed before, of at least `number` samples. A damaged record is none: the comparison is made
+        again."""
         known = EngineReference.find(record)
-        return known if known and known.passed and known.extraction_id == self._store.extraction_id else None
+        is_enough = known and known.passed and len(known.samples) >= number
+        return known if known and is_enough and known.extraction_id == self._store.extraction_id else None
 
     def _reference_target(self, trust_remote_code: bool) -> ReferenceTarget:
         path = Path(self._target.path)
