@@ -120,11 +120,12 @@ def measure(directory: Path, path: Path, layers: int, stored_bytes: int) -> None
     end.set()
     watcher.join()
     gpu_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    layer = 2 * HIDDEN**2 * (1 + KEY_VALUE_HEADS / HEADS) + 3 * HIDDEN * INTERMEDIATE
+    numbers = 2 * HIDDEN**2 * (1 + KEY_VALUE_HEADS / HEADS) + 3 * HIDDEN * INTERMEDIATE
+    host, gpu, layer = (size / 2**30 for size in (peak, gpu_bytes, 4 * numbers))
     print(
         f"{right.device}, {torch.get_num_threads()} threads, {stored_bytes / 1e9:.1f} GB,"
         f" {sum(LENGTHS)} tokens: {elapsed_s:.1f} s (forecast {right.forecast_s:.0f} s); peak"
-        f" memory: host {peak / 2**30:.2f} GiB, GPU {gpu_bytes / 2**30:.2f} GiB; a layer in float32 is {4 * layer / 2**30:.2f} GiB"
+        f" memory: host {host:.2f} GiB, GPU {gpu:.2f} GiB; a layer in float32 is {layer:.2f} GiB"
     )
     print("\n".join(right.describe()), flush=True)
     (wrong,) = compare(target, "id", [({}, samples(swapped=True))])
