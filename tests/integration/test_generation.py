@@ -33,8 +33,8 @@ def rows(count: int) -> list[dict[str, Any]]:
 @pytest.fixture
 def asked(tmp_path: Path, tiny_llama: Path) -> Workflow:
     workflow = Workflow(tmp_path / "run", fast_config(tiny_llama))
-    workflow.config["tokenization"] = {"max_length": 512, "batch_tokens": 150}
-    workflow.config["generation"] = {"responses": "target", "max_tokens": 30, "engine": FAKE_GENERATOR}
+    workflow.config["tokenization"] = {"max_length": 512, "batch_tokens": 240}
+    workflow.config["generation"] = {"responses": "target", "max_tokens": 60, "engine": FAKE_GENERATOR}
     write_jsonl(workflow.directory / "data.jsonl", rows(10))
     yield workflow
     workflow.end()
@@ -72,8 +72,9 @@ def test_failed_questions_are_asked_again_and_answered_ones_never(asked: Workflo
     assert failed == {deadly, refused}
     assert "not this one" in run.output
     assert not (asked.results / "tokens").exists()
-    assert "2 samples" in run.output or "1 sample: SampleError" in run.output
-    assert "conversations answered" in run.output
+    assert "2 of 4 batches answered by the target" in run.output
+    assert "1 sample: SampleError: not this one" in run.output
+    assert "generate_pass" in run.output.rpartition("logs: ")[2]
 
     asked.set_faults({"loop": [keys[8]]})
     run = asked.run("extract")

@@ -91,7 +91,12 @@ class Generator(ABC):
         prompt = Prompt(list(request.token_ids), "")
         if request.conversation:
             conversation = Conversation.from_text(request.conversation)
-            prompt = Prompt(prompt.ids, self._ask().first(conversation).text)
+            first = self._ask().first(conversation)
+            if first.ids != prompt.ids:
+                raise SampleError(
+                    "the chat template renders this conversation otherwise than when it was planned"
+                )
+            prompt = first
         dialogue = _Dialogue(request.key, conversation, prompt)
         self._start(dialogue)
         self._under_way[request.key] = dialogue

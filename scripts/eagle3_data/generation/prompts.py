@@ -38,10 +38,9 @@ SCHEMA = pa.schema(
         ("key", pa.string()),
         ("input_ids", pa.list_(pa.int32())),
         ("conversation", pa.string()),
-        ("number", pa.int32()),
     ]
 )
-"""Columns of prompts.parquet: `input_ids` are the prompt of the first turn; the last two as in `Unit`."""
+"""Columns of prompts.parquet: `input_ids` are the prompt of the first turn; `conversation` as in `Unit`."""
 
 FILES = ("prompts.parquet", "ledger.parquet")
 UNFINISHED = ".unfinished-"
@@ -50,11 +49,9 @@ UNFINISHED = ".unfinished-"
 @dataclass(frozen=True, slots=True)
 class Unit(Sample):
     """One conversation to be answered as a whole: as a sample, `ids` are its first prompt, and nothing of it
-    is trained. `conversation` is a `Conversation` as text, empty if there is one turn only; `number` counts
-    the answers to one conversation from 1."""
+    is trained. `conversation` is a `Conversation` as text, empty if there is one turn only."""
 
     conversation: str = ""
-    number: int = 1
 
 
 class UnitReader(RowTokenizer):
@@ -89,7 +86,7 @@ class UnitReader(RowTokenizer):
         for number in range(1, self._generation.n + 1):
             key = unit_key(ids, self._asker, text, number)
             suffix = f"#{number}" if self._generation.n > 1 else ""
-            units.append(Unit(suffix, key, ids, bytes(len(prompt.ids)), False, text, number))
+            units.append(Unit(suffix, key, ids, bytes(len(prompt.ids)), False, text))
         return units, notices
 
     def _conversation(self, content: rows.Conversation) -> tuple[Conversation, list[Notice]]:
@@ -127,7 +124,8 @@ def _places(messages: Sequence[Message], context: frozenset[int]) -> list[tuple[
 
 
 def unit_key(prompt_ids: bytes, asker: Asker, conversation: str, number: int) -> str:
-    """The address of the answers to a conversation under one generation id."""
+    """The address of the answers to a conversation under one generation id; `number` counts those to the same
+    one from 1."""
     asked = [list(asker.stops), number, [asker.identity, conversation] if conversation else None]
     return hash_bytes(prompt_ids, json.dumps(asked, ensure_ascii=False).encode())
 
@@ -220,7 +218,6 @@ def _table(batch: Sequence[PlacedSample]) -> pa.Table:
             "key": [unit.key for unit in units],
             "input_ids": [np.frombuffer(unit.ids, TOKEN_IDS) for unit in units],
             "conversation": [unit.conversation for unit in units],  # type: ignore[attr-defined]
-            "number": [unit.number for unit in units],  # type: ignore[attr-defined]
         },
         schema=SCHEMA,
     )

@@ -14,8 +14,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,10 @@ from eagle3_data.system.processes import Process
 
 SETTING = "generation.store"
 JOURNAL = "answers.jsonl"
-ROWS = 1024
+ROWS = 256
 """Conversations in a row group of a shard."""
+HELD_GROUPS = 8
+"""Row groups that a reader keeps: answers come in about the order in which they are asked for."""
 SYNC_S = 1.0
 """How much of what is committed a power failure may cost; a killed process costs nothing."""
 IDS = pa.list_(pa.int32())
@@ -78,15 +82,11 @@ class GenerationStore:
 
     def seal(self, journal: Path) -> None:
         """Make a shard of a journal whose writer has ended, and remove its directory."""
-        rows = [_row(key, answers) for key, answers in _lines(journal)]
-        if rows:
+        part = journal.with_suffix(".part")
+        if _write_shard(_lines(journal), part):
             shard = self._shards / f"{journal.parent.name}.parquet"
             if shard.exists():  # of a process of the same name and number
                 shard = self._shards / f"{journal.parent.name}.{time.time_ns()}.parquet"
-            part = journal.with_suffix(".part")
-            pq.write_table(
-                pa.Table.from_pylist(rows, schema=SCHEMA), part, compression="zstd", row_group_size=ROWS
-            )
             with open(part, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(part, shard)
@@ -123,11 +123,11 @@ class GenerationStore:
 
 
 class AnswerReader:
-    """Looks answers up. Keeps the row group that it read last: answers are asked for about as they came."""
+    """Looks answers up."""
 
     def __init__(self, index: dict[str, tuple[Path, int]]) -> None:
         self._index = index
-        self._read: tuple[tuple[Path, int], dict[str, Answers]] | None = None
+        self._held: OrderedDict[tuple[Path, int], dict[str, Answers]] = OrderedDict()
 
     def find(self, key: str) -> Answers | None:
         """None where nothing is answered. Raises InputError."""
@@ -137,9 +137,12 @@ class AnswerReader:
         path, at = place
         if path.suffix != ".parquet":
             return next((answers for found, answers in _lines(path, at) if found == key), None)
-        if self._read is None or self._read[0] != place:
-            self._read = (place, _group(path, at))
-        return self._read[1].get(key)
+        if place not in self._held:
+            self._held[place] = _group(path, at)
+            if len(self._held) > HELD_GROUPS:
+                self._held.popitem(last=False)
+        self._held.move_to_end(place)
+        return self._held[place].get(key)
 
 
 class Journal:
@@ -213,6 +216,17 @@ def _lines(journal: Path, start: int = 0) -> Iterator[tuple[str, Answers]]:
                     Turn(kept, tuple(added), tuple(answer), finish) for kept, added, answer, finish in turns
                 )
                 yield key, Answers(tuple(made), ending)
+
+
+def _write_shard(answers: Iterable[tuple[str, Answers]], path: Path) -> int:
+    """Returns how many conversations there are."""
+    rows = 0
+    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+        lines = iter(answers)
+        while group := [_row(key, one) for key, one in islice(lines, ROWS)]:
+            writer.write_table(pa.Table.from_pylist(group, schema=SCHEMA))
+            rows += len(group)
+    return rows
 
 
 def _row(key: str, answers: Answers) -> dict[str, Any]:
