@@ -3,6 +3,7 @@ prompt alone. Faults as in `fake_engine`, by the key of the conversation: `start
 `hold`, `sleep_s`; and:
 {"cut": [key]}          the answer reaches generation.max_tokens
 {"loop": [key]}         ... in the middle of repetitions
+{"slow_s": {key: 20}}   it computes so long at the answer, and says that it lives
 {"empty": [key]}        only the token that ends the answer
 """
 
@@ -31,6 +32,7 @@ class FakeGenerator(Generator):
         if message := faults().get("start"):
             raise EngineError(message)
         self._waiting: list[tuple[str, list[int], int, int]] = []
+        self._begun: dict[str, float] = {}
 
     def start(self, name: str, prompt: list[int], max_tokens: int, seed: int) -> None:
         if message := faults().get("refuse", {}).get(name.partition("/")[0]):
@@ -38,12 +40,21 @@ class FakeGenerator(Generator):
         self._waiting.append((name, prompt, max_tokens, seed))
 
     def advance(self) -> Iterator[Generated]:
-        name, prompt, max_tokens, seed = self._waiting.pop(0)
+        now = faults()
+        held = now.get("hold", ())
+        free = [at for at, one in enumerate(self._waiting) if one[0].partition("/")[0] not in held]
+        if not free:
+            time.sleep(HOLD_LOOK_S)
+            return
+        name, prompt, max_tokens, seed = self._waiting[free[0]]
         key = name.partition("/")[0]
         print(f"answering {name}", flush=True)
-        while key in (now := faults()).get("hold", ()):
-            time.sleep(HOLD_LOOK_S)
         time.sleep(now.get("sleep_s", 0))
+        slow_s = now.get("slow_s", {}).get(key, 0)
+        if time.monotonic() < self._begun.setdefault(name, time.monotonic()) + slow_s:
+            time.sleep(HOLD_LOOK_S)
+            return
+        del self._waiting[free[0]]
         if key in now.get("kill", ()):
             os.kill(os.getpid(), signal.SIGKILL)
         if key in now.get("hang", ()):

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from integration.fixtures import fast_config
+from eagle3_data.generation.answers import Answers
+from eagle3_data.generation.store import GenerationStore
+from integration.fixtures import fast_config, made_once
 from integration.workflow import Workflow, conversation, wait_for, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,12 +32,30 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [two_turns(n) if n % 3 == 0 else conversation(n) for n in range(100, 100 + count)]
 
 
+def asking_config(target: Path) -> dict[str, Any]:
+    config = fast_config(target)
+    config["tokenization"] = {"max_length": 512, "batch_tokens": 240}
+    config["generation"] = {"responses": "target", "max_tokens": 60, "engine": FAKE_GENERATOR}
+    return config
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
+    """Ten conversations that have yet to be answered."""
+
+    def make(directory: Path) -> None:
+        workflow = Workflow(directory, asking_config(tiny_llama))
+        write_jsonl(workflow.directory / "data.jsonl", rows(10))
+        run = workflow.run("results/test/compatibility/report.json")
+        assert run.returncode == 0, run.output
+        assert len(questions(workflow)) == 10
+
+    return Workflow(made_once(tmp_path_factory, "asked", make), asking_config(tiny_llama))
+
+
 @pytest.fixture
-def asked(tmp_path: Path, tiny_llama: Path) -> Workflow:
-    workflow = Workflow(tmp_path / "run", fast_config(tiny_llama))
-    workflow.config["tokenization"] = {"max_length": 512, "batch_tokens": 240}
-    workflow.config["generation"] = {"responses": "target", "max_tokens": 60, "engine": FAKE_GENERATOR}
-    write_jsonl(workflow.directory / "data.jsonl", rows(10))
+def asked(tmp_path: Path, planned: Workflow) -> Iterator[Workflow]:
+    workflow = planned.copy(tmp_path / "run")
     yield workflow
     workflow.end()
 
@@ -58,9 +78,7 @@ def trained(workflow: Workflow) -> dict[str, list[int]]:
 
 
 def test_failed_questions_are_asked_again_and_answered_ones_never(asked: Workflow) -> None:
-    assert asked.run("results/test/prompts/batches.json").returncode == 0
     keys = list(questions(asked).values())
-    assert len(keys) == 10
     deadly, refused = keys[2], keys[6]
     asked.set_faults({"kill": [deadly], "refuse": {refused: "not this one"}, "loop": [keys[8]]})
     run = asked.run("extract")
@@ -105,40 +123,79 @@ def test_failed_questions_are_asked_again_and_answered_ones_never(asked: Workflo
     assert trained(asked).items() >= before.items()
 
 
-def test_what_a_killed_pass_answered_is_kept_and_the_rest_is_the_same(asked: Workflow) -> None:
+def test_killed_again_and_again_a_pass_ends_with_the_same_answers(asked: Workflow) -> None:
     undisturbed = asked.copy(asked.directory.with_name("undisturbed"))
-    assert undisturbed.run("results/test/tokens/batches.json").returncode == 0
-    assert asked.run("results/test/prompts/batches.json").returncode == 0
+    assert undisturbed.run_pass(kind="generate")["samples_extracted"] == 10
     keys = list(questions(asked).values())
-    asked.set_faults({"hold": keys[6:]})
-    snakemake = asked.start("results/test/tokens/batches.json")
-    wait_for(lambda: len(journal_of(asked)) >= 6)
-    os.killpg(snakemake.pid, signal.SIGKILL)
-    snakemake.wait()
+    for number, done in enumerate((3, 6, 8), start=1):
+        asked.set_faults({"hold": keys[done:]})
+        process = asked.start_pass(f"{number:03d}", "generate")
+        wait_for(lambda done=done: len(answers(asked)) >= done)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert len(answers(asked)) == done
+        assert not asked.ledger(f"{number:03d}", "generate").exists()
     asked.set_faults({})
-    wait_for(lambda: not running(asked))
-    shutil.rmtree(asked.directory / ".snakemake/locks", ignore_errors=True)
-    run = asked.run("results/test/tokens/batches.json", "--rerun-incomplete")
-    assert run.returncode == 0, run.output
-    done = sum(ledger["samples_extracted"] for ledger in ledgers(asked).values())
-    assert done == 4
-    assert trained(asked) == trained(undisturbed)
-    assert journal_of(asked) == []
+    assert asked.run_pass("004", kind="generate")["samples_extracted"] == 2
+    assert answers(asked) == answers(undisturbed)
+    assert not list(asked.directory.glob("results/generations/*/incoming/*"))
+    again = asked.run_pass("005", kind="generate")
+    assert (again["samples_extracted"], again["model_loads"]) == (0, 0)
+    assert {one["state"] for one in again["batches"].values()} == {"complete"}
 
 
-def journal_of(workflow: Workflow) -> list[bytes]:
-    return [
-        line
-        for path in workflow.directory.glob("results/generations/*/incoming/*/answers.jsonl")
-        for line in path.read_bytes().splitlines()
-    ]
+def test_a_stopped_pass_keeps_what_is_answered(asked: Workflow) -> None:
+    asked.set_faults({"hold": list(questions(asked).values())[4:]})
+    process = asked.start_pass("001", "generate")
+    wait_for(lambda: len(answers(asked)) >= 4)
+    process.terminate()
+    assert process.wait(60) == 0
+    ledger = json.loads(asked.ledger("001", "generate").read_text())
+    assert ledger["samples_extracted"] == 4
+    assert "stopped by SIGTERM" in ledger["failure"]["message"]
+    assert sum(batch["not_reached"] for batch in ledger["batches"].values()) == 6
+    assert len(answers(asked)) == 4
 
 
-def running(workflow: Workflow) -> bool:
-    import psutil
+def test_a_hanging_engine_is_restarted_and_one_that_computes_long_is_not(asked: Workflow) -> None:
+    key = list(questions(asked).values())[1]
+    asked.config["extraction"]["stall_timeout_s"] = 7
+    asked.set_faults({"slow_s": {key: 20}})
+    ledger = asked.run_pass("001", kind="generate")
+    assert (ledger["model_loads"], ledger["samples_extracted"]) == (1, 10)
+    asked.config["generation"]["seed"] = 1
+    asked.set_faults({"hang": [key]})
+    ledger = asked.run_pass("002", kind="generate")
+    assert (ledger["model_loads"], ledger["samples_extracted"]) == (3, 9)
+    assert ledger["deaths"] == {key: 2}
 
-    return any(
-        "generate_pass.py" in " ".join(process.info["cmdline"] or ())
-        and str(workflow.directory) in (process.info["cwd"] or "")
-        for process in psutil.process_iter(["cmdline", "cwd"])
-    )
+
+def test_the_seed_changes_sampled_answers_and_stripes_share_the_questions(asked: Workflow) -> None:
+    asked.config["generation"] |= {"temperature": 1.0}
+    asked.run_pass("001", kind="generate")
+    first = answers(asked)
+    asked.config["generation"]["seed"] = 7
+    asked.run_pass("002", kind="generate")
+    other = answers(asked, "002")
+    assert first.keys() == other.keys()
+    assert first != other
+    asked.config["generation"]["seed"] = 8
+    asked.config["extraction"]["jobs"] = 2
+    ledger = asked.run_pass("003", kind="generate")
+    assert 0 < ledger["samples_extracted"] < 10
+    assert sorted(ledger["batches"]) == ["00000", "00002"]
+
+
+def answers(workflow: Workflow, number: str = "001") -> dict[str, Answers]:
+    """Under the generation id of a pass, or where it has no ledger yet, under the only one."""
+    path = workflow.ledger(number, "generate")
+    root = workflow.directory / "results/generations"
+    if path.exists():
+        name = json.loads(path.read_text())["extraction_id"]
+    else:
+        name = next((one.name for one in root.iterdir()), "") if root.exists() else ""
+    if not name:
+        return {}
+    store = GenerationStore(root, name)
+    reader = store.reader()
+    return {key: found for key in store.keys() if (found := reader.find(key))}  # noqa: SIM118

@@ -156,9 +156,10 @@ class Workflow:
         )
         return self._started[-1]
 
-    def start_pass(self, number: str = "001") -> subprocess.Popen[bytes]:
+    def start_pass(self, number: str = "001", kind: str = "extract") -> subprocess.Popen[bytes]:
         """A pass as its rule starts it, without Snakemake. Its log is pass.log."""
         self.arguments()  # writes configuration and faults
+        more = ["generation"] if kind == "generate" else ["validation"]
         options = {
             "--config": str(
                 write_sections(
@@ -168,18 +169,18 @@ class Workflow:
                     "tokenization",
                     "extraction",
                     "compatibility",
-                    "validation",
+                    *more,
                 )
             ),
             "--results": str(self.results.relative_to(self.directory)),
             "--pass-number": number,
             "--stripe": "0",
             "--engine-log": "engine.log",
-            "--ledger": str(self.ledger(number)),
+            "--ledger": str(self.ledger(number, kind)),
         }
         command = [
             sys.executable,
-            str(self.root / "scripts/extract_pass.py"),
+            str(self.root / "scripts" / f"{kind}_pass.py"),
             *(part for option in options.items() for part in option),
         ]
         with open(self.directory / "pass.log", "ab") as log:
@@ -198,14 +199,16 @@ class Workflow:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def run_pass(self, number: str = "001", timeout: float = PATIENCE_S) -> dict[str, Any]:
+    def run_pass(
+        self, number: str = "001", timeout: float = PATIENCE_S, kind: str = "extract"
+    ) -> dict[str, Any]:
         """A whole pass without Snakemake; returns its ledger."""
-        process = self.start_pass(number)
+        process = self.start_pass(number, kind)
         try:
             assert process.wait(timeout) == 0, (self.directory / "pass.log").read_text()
         finally:
             process.kill()
-        return json.loads(self.ledger(number).read_text())
+        return json.loads(self.ledger(number, kind).read_text())
 
     def status(self, *arguments: str) -> str:
         """What scripts/show_status.py says, from another terminal."""
@@ -218,8 +221,9 @@ class Workflow:
         ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    def ledger(self, number: str) -> Path:
-        return self.results / f"extraction/passes/{number}/0.json"
+    def ledger(self, number: str, kind: str = "extract") -> Path:
+        stage = {"extract": "extraction", "generate": "generation"}[kind]
+        return self.results / f"{stage}/passes/{number}/0.json"
 
     def failure_records(self) -> dict[str, dict[str, Any]]:
         """The newest failure record of each sample, by key."""
