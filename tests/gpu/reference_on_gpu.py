@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the reference on a checkpoint of Llama-8B's shape with random weights, on a GPU and on the CPU.
 
-    python tests/gpu/reference_on_gpu.py [--work DIR] [--layers 32]
+    python tests/gpu/reference_on_gpu.py [--work DIR] [--layers 32] [--lengths 300 1200]
 
 Writes 16 GB to DIR (default: /dev/shm, which is fast), has transformers in bfloat16 compute what an engine
 would store, and prints for the streamed comparison: seconds, peak memory of host and GPU, its forecast, and
@@ -35,7 +35,6 @@ from eagle3_data.validation.layer_errors import StoredSample  # noqa: E402
 from eagle3_data.validation.reference import ReferenceTarget, compare  # noqa: E402
 
 HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 4096, 14336, 32, 8, 128256
-LENGTHS = (300, 1200)
 
 
 def write_checkpoint(directory: Path, layers: int) -> int:
@@ -84,11 +83,11 @@ def write_checkpoint(directory: Path, layers: int) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
-def store_states(directory: Path, path: Path, layers: int) -> None:
+def store_states(directory: Path, path: Path, layers: int, lengths: list[int]) -> None:
     """What an engine in bfloat16 stores of two samples."""
     generator = torch.Generator().manual_seed(0)
     model = ReferenceModel(str(directory), torch.bfloat16)
-    ids = [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
+    ids = [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
     states = [model.states(one, default_layers(layers))[0].bfloat16() for one in ids]
     torch.save({"ids": ids, "states": states}, path)
 
@@ -124,13 +123,15 @@ def measure(directory: Path, path: Path, layers: int, stored_bytes: int) -> None
     host, gpu, layer = (size / 2**30 for size in (peak, gpu_bytes, 4 * numbers))
     print(
         f"{right.device}, {torch.get_num_threads()} threads, {stored_bytes / 1e9:.1f} GB,"
-        f" {sum(LENGTHS)} tokens: {elapsed_s:.1f} s (forecast {right.forecast_s:.0f} s); peak"
+        f" {sum(right.samples.values())} tokens: {elapsed_s:.1f} s (forecast {right.forecast_s:.0f} s); peak"
         f" memory: host {host:.2f} GiB, GPU {gpu:.2f} GiB; a layer in float32 is {layer:.2f} GiB"
     )
     print("\n".join(right.describe()), flush=True)
     (wrong,) = compare(target, "id", [({}, samples(swapped=True))])
     print("\n".join(wrong.faults), flush=True)
-    sys.exit(not (right.passed and len(wrong.faults) == 2 and "are swapped" in wrong.faults[0]))
+    sys.exit(
+        not (right.passed and len(wrong.faults) == len(wrong.samples) and "are swapped" in wrong.faults[0])
+    )
 
 
 def anonymous_bytes() -> int:
@@ -146,6 +147,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="directory for 16 GB")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[300, 1200], help="of the samples, in tokens"
+    )
+    parser.add_argument(
         "--measure", nargs=3, metavar=("CHECKPOINT", "STATES", "BYTES"), help=argparse.SUPPRESS
     )
     arguments = parser.parse_args()
@@ -157,7 +161,7 @@ def main() -> None:
         started = time.monotonic()
         stored_bytes = write_checkpoint(scratch / "target", arguments.layers)
         print(f"wrote {stored_bytes / 1e9:.1f} GB in {time.monotonic() - started:.0f} s", flush=True)
-        store_states(scratch / "target", scratch / "states.pt", arguments.layers)
+        store_states(scratch / "target", scratch / "states.pt", arguments.layers, arguments.lengths)
         print(f"stored states after {time.monotonic() - started:.0f} s", flush=True)
         right = True
         for hidden in ["0", ""] if torch.cuda.is_available() else [""]:

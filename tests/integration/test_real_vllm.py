@@ -9,6 +9,8 @@ import statistics
 import pytest
 import torch
 
+from eagle3_data.validation.judgement import TIMES_ROUNDING
+from eagle3_data.validation.reference_verdict import Reference
 from integration.parity import compare
 from integration.workflow import Workflow
 
@@ -30,6 +32,12 @@ def test_the_demo_ends_in_a_training_set_and_a_second_run_has_nothing_to_do(demo
     )
     assert provenance["states"] == {"hard link": provenance["rows"]}
     assert provenance["dropped"] == {"duplicate": 1, "empty": 1, "too-long": 1}
+    reference = Reference.read(demo_run.results / "reference.json")
+    assert reference.status == "passed"
+    assert [slot.layer for slot in reference.engines[0].slots] == DEMO_LAYERS
+    assert max(slot.median / slot.rounding for slot in reference.engines[0].slots) < TIMES_ROUNDING / 2
+    assert min(slot.contrast for slot in reference.engines[0].slots) > 10
+    assert [proof["samples"] for proof in provenance["proofs"] if proof["proof"] == "reference"] == [2]
 
 
 def test_the_engines_own_output_has_its_own_file(demo_run: Workflow) -> None:

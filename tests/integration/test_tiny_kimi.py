@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eagle3_data.validation.reference_verdict import Reference
 from integration.fixtures import demo_config, demo_target
 from integration.parity import compare
 from integration.workflow import Workflow
@@ -40,6 +41,10 @@ def validated(
 
 def test_in_float32_every_layer_equals_transformers(tiny_kimi: Path, tmp_path: Path) -> None:
     workflow, _ = validated(tmp_path, tiny_kimi, "inline", dtype="float32")
+    proven = workflow.run("prove_target")
+    assert proven.returncode == 0, proven.output
+    reference = Reference.read(workflow.results / "reference.json")
+    assert reference.status == "passed", reference.describe()
     compared = compare(workflow, LAYERS)
     assert max(error for one in compared for error in one.own()) < 1e-3
     assert min(error for one in compared for error in one.neighbours()) > 0.2, (

@@ -12,10 +12,10 @@ LONGEST_ROWS = 2048
 """Of a sample that are compared: the first ones depend on no later ones."""
 READ_BYTES_PER_S = 0.25e9
 """From a network file system (as `eagle3_data.passes.forecast` assumes for a load)."""
-DECODED_PER_S = {"cpu": 0.1e9, "cuda": 2e9}
-"""Weights that become float32, by one core or one GPU."""
-FLOP_PER_S = {"cpu": 10e9, "cuda": 20e12}
-"""In float32, by one core or one GPU."""
+DECODED_PER_S = {"cpu": 0.05e9, "cuda": 2e9}
+"""Weights that become float32, by one core or one GPU. Measured of INT4 on a core: 0.07e9."""
+FLOP_PER_S = {"cpu": 30e9, "cuda": 20e12}
+"""In float32, by one core or one GPU. Measured on a core: 90e9."""
 BYTES_A_NUMBER = {"none": 2.0, "fp8": 1.0}
 FEWEST_BYTES_A_NUMBER = 0.5
 START_S = 20.0
@@ -49,7 +49,7 @@ class Forecast:
         length = f"{self.seconds / 60:,.0f} minutes" if self.seconds >= 120 else f"{self.seconds:.0f} seconds"
         return (
             f"about {length}, {self.memory_bytes / 2**30:,.1f} GiB of memory,"
-            f" {self.read_bytes / 1e9:,.1f} GB to read, {self.flop / 1e12:,.1f} TFLOP"
+            f" {self.read_bytes / 1e9:,.2f} GB to read, {self.flop / 1e12:,.2f} TFLOP"
         )
 
 
