@@ -31,7 +31,7 @@ INT4: dict[str, Any] = {
 }
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 FP8_PER_TENSOR: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-LINEAR = re.compile(r"layers\.\d+\..*(proj|gate|fc\d?)\.weight$")
+LINEAR = re.compile(r"layers\.\d+\..*(proj\w*|gate|fc\d?)\.weight$")
 
 
 def int4(weight: torch.Tensor) -> Stored:

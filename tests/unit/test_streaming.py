@@ -10,15 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import quantized
+from eagle3_data.engines.language_model import language_model_without_weights
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import InputError
 from eagle3_data.validation.streaming import StreamedModel
+from eagle3_data.validation.tensors import sources_in_model
+from model_configs import KIMI_K2_5, write_target
 from tiny_models import LAYERS, VOCABULARY, tiny_model
 from unit.test_head import OTHERS, rename, written
 
@@ -67,17 +71,29 @@ def test_every_layer_is_that_of_the_whole_model(architecture: str, tmp_path: Pat
     check_equal(written(tiny_model(architecture), tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("how", [quantized.int4, quantized.fp8_blocks, quantized.fp8_per_tensor])
+@pytest.mark.parametrize(
+    ("how", "config"),
+    [
+        (quantized.int4, quantized.INT4),
+        (quantized.fp8_blocks, quantized.FP8),
+        (quantized.fp8_per_tensor, quantized.FP8_PER_TENSOR),
+    ],
+)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "DeepseekV3ForCausalLM"])
 def test_quantized_weights_are_the_values_they_stand_for(
-    architecture: str, how: Callable[[torch.Tensor], quantized.Stored], tmp_path: Path
+    architecture: str,
+    how: Callable[[torch.Tensor], quantized.Stored],
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     plain = written(tiny_model(architecture), tmp_path / "plain")
     target = shutil.copytree(plain, tmp_path / "quantized")
+    described = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**described, "quantization_config": config}))
     files = [directory / "model.safetensors" for directory in (plain, plain, target)]
     quantized.quantize(*files, how)
     stored = load_file(target / "model.safetensors")
-    expected = {"LlamaForCausalLM": 7, "DeepseekV3ForCausalLM": 20}[architecture] * LAYERS
+    expected = {"LlamaForCausalLM": 7, "DeepseekV3ForCausalLM": 25}[architecture] * LAYERS
     assert sum("scale" in name for name in stored) >= expected
     check_equal(target, plain)
 
@@ -155,6 +171,28 @@ def test_an_architecture_that_transformers_does_not_know_is_said(tmp_path: Path)
     )
     with pytest.raises(InputError, match="nosuch"):
         StreamedModel(tmp_path)
+
+
+def test_every_weight_of_kimi_k2_5_has_its_place(tmp_path: Path) -> None:
+    """By the names of the real checkpoint, of a dense layer and one with experts."""
+    model = language_model_without_weights(write_target(tmp_path / "target", KIMI_K2_5, ()), False)
+    names = {
+        f"language_model.model.layers.{layer}.{part}"
+        for layer in (0, 60)
+        for part in model.model.layers[layer].state_dict()
+        if "mlp.experts" not in part
+    }
+    names |= {
+        f"language_model.model.layers.60.mlp.experts.{expert}.{name}_proj.weight_{part}"
+        for expert in range(384)
+        for name in ("gate", "up", "down")
+        for part in ("packed", "scale", "shape")
+    }
+    found = sources_in_model(names, model, wrapped=True)
+    wanted = {name for name in model.state_dict() if name.startswith(("model.layers.0.", "model.layers.60."))}
+    assert set(found) == wanted
+    stacked = [name for _, name in found["model.layers.60.mlp.experts.down_proj"].tensors]
+    assert [int(name.split(".")[6]) for name in stacked] == list(range(384)), "in the order of experts"
 
 
 def test_never_more_than_two_layers_are_in_memory(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from safetensors import safe_open
 
 from eagle3_data.engines.language_model import WRAPPED, is_wrapped
 from eagle3_data.errors import InputError
-from eagle3_data.target import weight_files
+from eagle3_data.records import JsonObject
+from eagle3_data.target import read_model_config, text_config, weight_files
 
 IN_A_LAYER = re.compile(r"\.\d+\.")
 PACKED = re.compile(r"\.(weight_packed|qweight)$")
@@ -52,6 +53,7 @@ class StoredWeights:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.files = tensor_files(directory)
+        self._block = _block_of(read_model_config(directory))
         self._open: dict[Path, Any] = {}
 
     def values(self, name: str, device: str = "cpu") -> torch.Tensor:
@@ -65,14 +67,14 @@ class StoredWeights:
         if stored.dtype in FLOATS and scale is None:
             return stored
         if scale and stored.dtype in EIGHT_BIT_FLOATS:
-            return _scaled(stored.float(), self._tensor(scale, device).float())
+            return _scaled(stored.float(), self._tensor(scale, device).float(), self._block)
         if scale and name.endswith("weight_packed") and f"{stem}weight_zero_point" not in self.files:
             from compressed_tensors.compressors import unpack_from_int32
 
             shape = torch.Size(self._tensor(f"{stem}weight_shape").tolist())
             bits = 32 * stored.shape[1] // shape[1]
             values = unpack_from_int32(stored, bits, shape)
-            return _scaled(values.float(), self._tensor(scale, device).float())
+            return _scaled(values.float(), self._tensor(scale, device).float(), None)
         raise InputError(
             f"{name} in {self.directory} is quantized in a way that is not understood here"
             f" ({str(stored.dtype).removeprefix('torch.')}{', scaled' if scale else ''})"
@@ -117,14 +119,28 @@ class StoredTensors:
         return tensor
 
 
-def _scaled(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`values` [out, in] times their scales: one for all, one a row, or one a block."""
+def _block_of(config: JsonObject) -> tuple[int, int] | None:
+    """Rows and columns of a weight that share a scale, where config.json says so."""
+    quantization = config.get("quantization_config") or text_config(config).get("quantization_config") or {}
+    groups = (quantization.get("config_groups") or {}).values()
+    given = [
+        quantization.get("weight_block_size"),
+        *((one.get("weights") or {}).get("block_structure") for one in groups),
+    ]
+    return next((tuple(one) for one in given if isinstance(one, list) and len(one) == 2), None)
+
+
+def _scaled(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
+    """`values` [out, in] times their scales: one for all, one a row, or one a block, the last of which may be
+    smaller."""
     scale = scale.reshape(-1, 1) if scale.dim() < 2 else scale
-    blocks = [-(-size // count) for size, count in zip(values.shape, scale.shape, strict=True)]
-    for dim, block in enumerate(blocks):
-        if values.shape[dim] % scale.shape[dim]:
-            block = 1 << (block - 1).bit_length()  # the last block is smaller: blocks are powers of two
-        scale = scale.repeat_interleave(block, dim)
+    for dim, (size, count) in enumerate(zip(values.shape, scale.shape, strict=True)):
+        shared = -(-size // count)
+        if block and 1 < count == -(-size // block[dim]):
+            shared = block[dim]
+        elif size % count:
+            shared = 1 << (shared - 1).bit_length()  # blocks are powers of two
+        scale = scale.repeat_interleave(shared, dim)
     return (values * scale[: values.shape[0], : values.shape[1]]).to(torch.bfloat16)
 
 
