@@ -181,6 +181,9 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
         print(f"  {lost.describe(status.logs)}")
     for cause, count in causes.most_common(SHOWN_CAUSES):
         print(f"  {counted(count, 'sample')}: {cause}")
+    wrong = status.wrong_states()
+    for fault in wrong[:SHOWN_CAUSES]:
+        print(f"  wrong states: {fault}")
     states = {batch.state for batch in status.batches}
     logs = ["check_compatibility.log"] if refusals else []
     if causes or lost:
@@ -188,7 +191,9 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
     past_extraction = failed and states <= {"extracted", "validated"}
     if "rejected" in states or (past_extraction and "extracted" in states):
         logs += ["validate_batch"]
-    if past_extraction and "extracted" not in states:
+    if wrong:
+        logs += ["prove_target.log"]
+    elif past_extraction and "extracted" not in states:
         logs += ["assemble_training_set.log"]
     if logs:
         print(f"  logs: {', '.join(f'{status.logs}/{name}' for name in logs)}")

@@ -21,6 +21,9 @@ def test_slots_that_the_engine_swaps_are_named_and_never_enter_a_set(fast: Workf
     assert run.returncode != 0
     assert "slots 1 and 2 (layers 4 and 5) are swapped" in run.output
     assert "stored wrong states" in run.output
+    told = run.output.rpartition("\nresults/")[2]
+    assert told.count("wrong states: sample") == 2, told
+    assert "logs: logs/test/prove_target.log" in told
     assert len(list(fast.results.glob("validation/*.json"))) == 5, "nothing else sees it"
     assert not (fast.results / "training_set").exists()
     assert not (fast.results / "reference.json").exists()

@@ -29,6 +29,7 @@ from eagle3_data.records import find_json
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.text import counted
+from eagle3_data.validation.reference_verdict import Reference
 from eagle3_data.validation.verdict import BatchVerdict
 
 
@@ -241,6 +242,13 @@ class RunStatus:
         """Why the last compatibility check failed, if it did (then there is no report.json)."""
         report = None if self.has_report else Findings.find(self._run.failed_report)
         return describe_failures(report.findings) if report else []
+
+    def wrong_states(self) -> list[str]:
+        """What the reference found wrong, if it did (then there is no reference.json)."""
+        failed = None if self._run.reference.exists() else Reference.find(self._run.failed_reference)
+        if failed is None or failed.extraction_id != self.extraction_id:
+            return []
+        return [fault for engine in failed.engines for fault in engine.faults]
 
     @property
     def lost(self) -> LostPass | None:
