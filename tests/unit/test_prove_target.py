@@ -183,6 +183,18 @@ def test_a_target_that_transformers_cannot_compute_is_unknown(one: Fixture) -> N
     assert "nosuch" in str(found.proofs()[0].unknown)
 
 
+def test_an_engine_that_was_given_another_model_is_not_compared_with_this_one(one: Fixture) -> None:
+    one.extraction = Extraction(**vars(one.extraction) | {"engine_arguments": {"hf_overrides": {"a": 1}}})
+    found = one.prove()
+    assert found.status == "unknown"
+    assert "engine_arguments.hf_overrides" in str(found.proofs()[0].unknown)
+
+
+def test_a_store_that_cannot_be_written_costs_nothing_but_the_next_time(one: Fixture) -> None:
+    (one.store.directory / "reference").write_text("no directory")
+    assert one.prove().status == "passed"
+
+
 def test_what_costs_too_much_is_off(one: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eagle3_data.validation.reference.available_bytes", lambda: 1 << 20)
     found = one.prove()

@@ -30,6 +30,8 @@ from eagle3_data.validation.reference_cost import LONGEST_ROWS
 from eagle3_data.validation.reference_verdict import DIRECTORY, EngineReference, Reference
 from eagle3_data.validation.samples import open_checked
 
+OTHER_MODELS = ("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta")
+"""Engine arguments with which the engine computes another model than config.json describes."""
 ROUNDING_METHODS = ("fp8", "fbgemm_fp8", "modelopt")
 SHORTEST = 32
 """Tokens: of a shorter sample, the rows of one piece are judged, and little else."""
@@ -66,6 +68,9 @@ class ReferenceRun:
 
     def prove(self, number: int, trust_remote_code: bool) -> Reference:
         """Compare `number` samples of each kind of engine, or find that they were compared before."""
+        if others := [name for name in OTHER_MODELS if self._extraction.engine_arguments.get(name)]:
+            why = "with it, the engine computes another model than config.json describes to transformers"
+            return self._without("unknown", f"extraction.engine_arguments.{others[0]}: {why}")
         known: dict[Path, EngineReference | None] = {}
         chosen: list[tuple[dict[str, str], list[StoredSample]]] = []
         for engine in self._engines():
@@ -87,7 +92,7 @@ class ReferenceRun:
             return self._without("unknown", str(error))
         for one in done:
             if one.passed:
-                one.write(EngineSamples(one.versions, []).record(self._store))
+                self._keep(one)
         verdicts = [*filter(None, known.values()), *done]
         if not verdicts:
             return self._without("unknown", "no stored sample of this run is whole")
@@ -107,6 +112,13 @@ class ReferenceRun:
         known = EngineReference.find(record)
         is_enough = known and known.passed and len(known.samples) >= number
         return known if known and is_enough and known.extraction_id == self._store.extraction_id else None
+
+    def _keep(self, passed: EngineReference) -> None:
+        record = EngineSamples(passed.versions, []).record(self._store)
+        try:
+            passed.write(record)
+        except OSError as error:  # somebody else's store, or a full disk: this run has its own record
+            say(f"reference: not kept in the store for other runs: {headline(error)}")
 
     def _reference_target(self, trust_remote_code: bool) -> ReferenceTarget:
         path = Path(self._target.path)

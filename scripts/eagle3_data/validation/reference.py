@@ -65,7 +65,7 @@ def compare(
     verdicts, start = [], 0
     for versions, some in engines:
         own, start = compared[start : start + len(some)], start + len(some)
-        faults, undecided = judge(own, target.layers, target.dtype, experts_a_token(model) > 0)
+        faults, undecided = judge(own, target.layers, target.dtype, has_experts(model))
         verdicts.append(
             EngineReference(
                 extraction_id=extraction_id,
@@ -102,6 +102,11 @@ def experts_a_token(model: StreamedModel) -> int:
     config: Any = model.model.config.get_text_config(decoder=True)
     given = (getattr(config, name, None) for name in EXPERTS_A_TOKEN)
     return next((number for number in given if isinstance(number, int)), 0)
+
+
+def has_experts(model: StreamedModel) -> bool:
+    names = (name for layer in model.layers for name, _ in layer.named_parameters())
+    return experts_a_token(model) > 0 or any("experts" in name for name in names)
 
 
 def choose_device(size: Size, samples: Sequence[StoredSample], slots: int) -> tuple[str, Forecast]:
