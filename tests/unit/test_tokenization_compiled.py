@@ -78,3 +78,15 @@ def test_separators_are_known_of_a_template_that_refuses_conversations_without_t
         added_tokens=["<turn>", "<other>"],
     )
     assert template.control_tokens == ["<turn>"]
+
+
+@pytest.mark.parametrize("name", ["a", "gone", "get", "items", "keys", "none"])
+def test_what_is_read_of_a_message_is_what_transformers_reads(name):
+    source = "{% for m in messages %}{{ m." + name + " is defined }} {{ m." + name + " is none }} "
+    source += (
+        "{{ m." + name + " is callable }}{% if m." + name + " is string %}{{ m." + name + " }}{% endif %}"
+    )
+    source += "{% endfor %}"
+    messages = [{"a": "x", "none": None}, {"get": "y", "items": "z"}]
+    expected = render_jinja_template([messages], chat_template=source)[0][0]
+    assert compile_template(source).render(messages=messages) == expected

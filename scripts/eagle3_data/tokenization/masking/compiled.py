@@ -1,8 +1,8 @@
 """A chat template compiled once, as `transformers` compiles it.
 
-What templates spend most time on is remembered. Whether the sandbox lets an attribute be read depends only on
-its name and the type of its owner. Indented JSON, which Python writes slowly, is that of the tools nearly
-always: the same for many conversations.
+What templates spend most time on is made short. A message has keys, not attributes. Whether the sandbox lets
+an attribute be read depends only on its name and the type of its owner. Indented JSON, which Python writes
+slowly, is that of the tools nearly always: the same for many conversations.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from transformers.utils.chat_template_utils import _cached_compile_jinja_templat
 MOST_REMEMBERED = 10_000
 """Attributes: a template may read some by names that the data gives."""
 
+DICT_ATTRIBUTES = frozenset(dir(dict))
+
 JSON_TEXTS, MOST_JSON_CHARACTERS = 256, 1 << 16
 """How many indented texts are remembered, and how long they may be on one line."""
 
@@ -27,9 +29,23 @@ def compile_template(source: str) -> Template:
     TemplateSyntaxError."""
     template: Template = _cached_compile_jinja_template(source)  # despite its name it remembers nothing
     environment: Any = template.environment
+    environment.getattr = _reading_keys_first(environment.getattr, environment.undefined)
     environment.is_safe_attribute = _remembered(environment.is_safe_attribute)
     environment.filters["tojson"] = _remembering_json(environment.filters["tojson"])
     return template
+
+
+def _reading_keys_first(
+    read: Callable[[Any, str], Any], undefined: Callable[..., Any]
+) -> Callable[[Any, str], Any]:
+    """The same values as Jinja's `getattr`, which tries a message's attributes before its keys."""
+
+    def get(owner: Any, name: str) -> Any:
+        if type(owner) is not dict or name in DICT_ATTRIBUTES:
+            return read(owner, name)
+        return owner[name] if name in owner else undefined(obj=owner, name=name)
+
+    return get
 
 
 def _remembered(is_safe: Callable[[Any, str, Any], bool]) -> Callable[[Any, str, Any], bool]:
