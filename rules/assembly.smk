@@ -1,4 +1,4 @@
-# The training set in speculators' format. Samples are linked from the store, not copied.
+# The training set: speculators' format, whose states are links into the store, and below it the other formats of training_set.formats.
 # Needs: every batch validated, <results>/tokens, <results>/compatibility/report.json (its accepted findings go into the provenance).
 # Makes: <results>/training_set/. `verify` makes nothing: it fails if the set has changed since.
 
@@ -16,11 +16,12 @@ rule assemble_training_set:
         "<logs>/assemble_training_set.log",
     conda:
         "../envs/workflow.yaml"
+    threads: assembly_threads
     params:
-        config=section("extraction", "tokenization", "training_set"),
+        config=section("data", "extraction", "target", "tokenization", "training_set"),
         results=results_directory,
     shell:
-        'exec "$python" "$scripts/assemble_training_set.py" --config {params.config:q}'
+        'exec "$python" "$scripts/assemble_training_set.py" --config {params.config:q} --processes {threads}'
         " --results {params.results:q} --output {output:q} 2> {log:q}"
 
 

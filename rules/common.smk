@@ -19,7 +19,7 @@ sys.path.insert(0, SCRIPTS)
 try:
     from eagle3_data.assembly.verify import REMEDY, look
     from eagle3_data.checkpoints import require
-    from eagle3_data.config import load_config, read_config_file, write_sections
+    from eagle3_data.config import load_config, read_config_file, write_sections, write_whole
     from eagle3_data.errors import Eagle3DataError, InputError
     from eagle3_data.generation.planning import GenerationPlan
     from eagle3_data.hashing import hash_json
@@ -59,6 +59,8 @@ try:
     PATHS = RunPaths.of_run(CONFIG.run)
     for place in (PATHS.results, PATHS.logs):
         check_directory(place, writable=not workflow.dryrun)
+    if workflow.is_main_process and not workflow.dryrun:
+        write_whole(CONFIG, PATHS.whole_config)
     PLAN = Plan(CONFIG, PATHS)
     GENERATION_PLAN = GenerationPlan(CONFIG, PATHS)
     PLAN.check_store()
@@ -91,6 +93,11 @@ def section(*names):
 
 def results_directory(wildcards):
     return RESULTS
+
+
+def assembly_threads(wildcards):
+    """Links take no time; other formats are written by as many processes as there are cores, up to this."""
+    return 1 if set(CONFIG.training_set.formats) <= {"speculators"} else 16
 
 
 def tokens_directory(wildcards):

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eagle3_data.errors import ConfigError
+
+SIZES = (8_000, 16_000, 32_000)
+"""What is tried before the target's whole vocabulary."""
+WANTED_COVERAGE = 0.995
+"""Of the trained tokens: those outside the draft's vocabulary can never be proposed."""
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """`d2t` int64 [N] and `t2d` bool [V] as `draft_vocabulary_map` gives them, both None where the draft has
+    the target's whole vocabulary. `coverage` is the share of the trained tokens that are in it."""
+
+    size: int
+    coverage: float
+    recommended: bool
+    d2t: NDArray[np.int64] | None = None
+    t2d: NDArray[np.bool_] | None = None
+
+
+def choose_draft_vocabulary(
+    frequencies: NDArray[np.int64], wanted: int | Literal["recommended", "full"], always: Sequence[int]
+) -> DraftVocabulary:
+    """The vocabulary of size `wanted`; "recommended" is the smallest of SIZES that covers WANTED_COVERAGE of
+    the trained tokens, else the whole. Raises ConfigError as `draft_vocabulary_map` does."""
+    recommended = wanted == "recommended"
+    sizes: tuple[int, ...] = () if wanted == "full" else SIZES if recommended else (int(wanted),)
+    for size in sizes:
+        if recommended and not len(set(always)) <= size < len(frequencies):
+            continue
+        d2t, t2d = draft_vocabulary_map(frequencies, size, always)
+        covered = float(frequencies[t2d].sum() / max(1, frequencies.sum()))
+        if not recommended or covered >= WANTED_COVERAGE:
+            return DraftVocabulary(size, covered, recommended, d2t, t2d)
+    return DraftVocabulary(len(frequencies), 1.0, recommended)
 
 
 def draft_vocabulary_map(

@@ -26,6 +26,8 @@ PROGRAM = re.compile(r"\bscripts/(\w+\.py)")
 SUBCOMMAND = re.compile(r"check_compatibility\.py (\w+)")
 MAKE = re.compile(r"`make ([a-z-]+)")
 FILE_ENDINGS = {"json", "md", "py", "yaml", "parquet", "html", "smk"}
+OF_TRAINERS = {("data", "offline_data_path"), ("data", "draft_vocab_cache")}
+"""Keys of ModelOpt's configuration, in the command that trains with it."""
 
 
 def messages():
@@ -57,7 +59,8 @@ def named(pattern):
 def test_every_configuration_key_that_is_named_exists():
     found = [(place, m[1], m[2]) for place, m in named(KEY) if m[2] not in FILE_ENDINGS]
     assert len(found) > 50
-    assert [entry for entry in found if entry[2] not in SECTIONS[entry[1]]] == []
+    unknown = [entry for entry in found if entry[2] not in SECTIONS[entry[1]]]
+    assert [entry for entry in unknown if entry[1:] not in OF_TRAINERS] == []
 
 
 def test_every_engine_class_that_is_named_exists():

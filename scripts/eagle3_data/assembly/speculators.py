@@ -5,7 +5,8 @@ dataset_info.json, state.json, data-*.arrow   input_ids, loss_mask, seq_len; one
 hidden_states/hs_<row>.safetensors            linked from the store
 token_freq.pt                                 dict of token id to count over trained tokens
 d2t-<N>.npy, t2d-<N>.npy                      with a draft vocabulary of N tokens
-provenance.json                               where every number comes from
+train.yaml                                    for `speculators train --config`
+README.md, provenance.json                    the card; where every number comes from
 seal.json, states.parquet                     what `eagle3_data.assembly.verify` compares the set with
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle3_data.assembly.layout import STATES, states_name
 from eagle3_data.errors import InputError
 from eagle3_data.findings import Finding, Findings
 from eagle3_data.log import say
@@ -30,6 +32,9 @@ from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
 from eagle3_data.system.links import link
 from eagle3_data.text import counted
+
+FINGERPRINT = "training set"
+"""What `datasets` is to call the rows; by itself, it would hash paths."""
 
 
 def link_states(source: Path, destination: Path) -> str:
@@ -70,7 +75,7 @@ def accepted_findings(results: Path) -> list[Finding]:
 def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:
     """Write the Arrow part of the set from `samples` (tokens/samples.parquet) but for the keys of `without`;
     returns the number of rows."""
-    from datasets import Dataset, Features, List, Value
+    from datasets import Dataset, DatasetInfo, Features, List, Value
 
     features = Features(
         {"input_ids": List(Value("int64")), "loss_mask": List(Value("int64")), "seq_len": Value("int64")}
@@ -83,8 +88,10 @@ def write_rows(samples: Path, directory: Path, without: Collection[str]) -> int:
             cache_dir=cache,
             keep_in_memory=False,
         )
-        dataset.set_format("torch")
-        dataset.save_to_disk(directory)
+        # neither where it was made nor when: equal rows give equal files
+        named = Dataset(dataset.data, info=DatasetInfo(features=features), fingerprint=FINGERPRINT)
+        named.set_format("torch")
+        named.save_to_disk(directory)
         return len(dataset)
 
 
@@ -99,7 +106,7 @@ def link_rows(
     """Link every row's states as hidden_states/hs_<row>.safetensors; returns how many were linked in which
     way."""
     ways: dict[str, int] = {}
-    (directory / "hidden_states").mkdir()
+    (directory / STATES).mkdir()
     with Progress("links", "samples", rows) as progress:
         for row, name in enumerate(SampleFile(samples).all_names(without)):
             if not store.holds(name.key):
@@ -107,7 +114,7 @@ def link_rows(
                     f"sample {name.sample_id} ({name.key}) is no longer in the store {store.directory}; run"
                     " the same command to extract it again"
                 )
-            way = link_states(store.states_path(name.key), directory / f"hidden_states/hs_{row}.safetensors")
+            way = link_states(store.states_path(name.key), directory / STATES / states_name(row))
             ways[way] = ways.get(way, 0) + 1
             progress.add()
     return ways

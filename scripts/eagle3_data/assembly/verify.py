@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eagle3_data.assembly.layout import FILES_TABLE, SEAL, STATES, STATES_TABLE, states_name
 from eagle3_data.errors import InputError, headline
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
@@ -30,10 +31,9 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import check_contents, check_sizes, seal_files
 from eagle3_data.samples import SampleFile
-from eagle3_data.store import Store
+from eagle3_data.store import Sidecar, Store
 from eagle3_data.validation.verdict import BatchVerdict
 
-SEAL, STATES_TABLE, STATES = "seal.json", "states.parquet", "hidden_states"
 TABLE = pa.schema([("key", pa.string()), ("size_bytes", pa.int64()), ("xxh3_128", pa.string())])
 REMEDY = (
     "where states have changed, first call `scripts/store.py verify --quarantine` (with --store, where it is"
@@ -48,7 +48,8 @@ LOOKED_AT = 10_000
 @dataclass(frozen=True)
 class SetSeal(Record):
     """The record `seal.json` of a training set. `sealed_at_ns` is the file system's time; `batches` maps each
-    batch to the fingerprint of its verdict."""
+    batch to the fingerprint of its verdict. Below the folder of each of the `formats` lies a table of its
+    rows' files."""
 
     on_damage: ClassVar[str] = "delete the training set and run the same command again to assemble it again"
 
@@ -56,30 +57,62 @@ class SetSeal(Record):
     sealed_at_ns: int
     files: dict[str, SealedFile]
     batches: dict[str, str]
-
-
-def states_name(row: int) -> str:
-    return f"hs_{row}.safetensors"
+    formats: list[str] = field(default_factory=list)
 
 
 # ---- sealing
 
 
 def seal_set(
-    directory: Path, samples: Path, store: Store, without: Collection[str], batches: Mapping[str, str]
+    directory: Path,
+    samples: Path,
+    store: Store,
+    without: Collection[str],
+    batches: Mapping[str, str],
+    formats: Collection[str] = (),
 ) -> None:
-    """Seal the set in `directory`, whose rows are those of `samples` but for the keys of `without`."""
+    """Seal the set in `directory`, whose rows are those of `samples` but for the keys of `without`. Raises
+    InputError where a row's states are of another extraction."""
     rows = 0
     with pq.ParquetWriter(directory / STATES_TABLE, TABLE, compression="zstd") as writer:
-        sidecars = (store.read_sidecar(name.key) for name in SampleFile(samples).all_names(without))
+        sidecars = (_sidecar(store, name.key) for name in SampleFile(samples).all_names(without))
         facts = ((one.key, one.size_bytes, one.xxh3_128) for one in sidecars)
         while chunk := [one for one, _ in zip(facts, range(ROWS_AT_ONCE), strict=False)]:
             columns = [pa.array(column, one.type) for column, one in zip(zip(*chunk), TABLE, strict=True)]  # noqa: B905
             writer.write_table(pa.table(columns, schema=TABLE))
             rows += len(chunk)
-    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    names = sorted(_sealed_names(directory, formats))
     sealed_at_ns = (directory / STATES_TABLE).stat().st_mtime_ns
-    SetSeal(rows, sealed_at_ns, seal_files(directory, names), dict(batches)).write(directory / SEAL)
+    seal = SetSeal(rows, sealed_at_ns, seal_files(directory, names), dict(batches), list(formats))
+    seal.write(directory / SEAL)
+
+
+def _sidecar(store: Store, key: str) -> Sidecar:
+    sidecar = store.read_sidecar(key)
+    if sidecar.extraction_id != store.extraction_id:
+        raise InputError(
+            f"{store.sidecar_path(key)} says that its states are of the extraction {sidecar.extraction_id},"
+            f" and this set is of {store.extraction_id}: a set of several targets or layers trains nothing;"
+            " run scripts/store.py verify --quarantine, then the same command again"
+        )
+    return sidecar
+
+
+def _sealed_names(directory: Path, formats: Collection[str]) -> Iterator[str]:
+    """The files that the seal itself describes: all but those of rows, which have tables."""
+    for path in directory.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            yield path.name
+    for name in formats:
+        of_rows = set(_files_of_rows(directory / name))
+        for path in (directory / name).rglob("*"):
+            if path.is_file() and path.relative_to(directory / name).as_posix() not in of_rows:
+                yield path.relative_to(directory).as_posix()
+
+
+def _files_of_rows(folder: Path) -> list[str]:
+    names: list[str] = pq.read_table(folder / FILES_TABLE, columns=["name"])["name"].to_pylist()
+    return names
 
 
 # ---- looking
@@ -96,6 +129,8 @@ def look(directory: Path) -> list[str]:
         for name in seal.files:
             _check_time(directory / name, seal)
         _check_states(directory, seal)
+        for name in seal.formats:
+            _check_format(directory / name, seal)
     except (InputError, OSError) as error:
         return [str(error) if isinstance(error, InputError) else headline(error)]
     return []
@@ -135,6 +170,36 @@ def _check_states(directory: Path, seal: SetSeal) -> None:
             raise InputError(f"{path} is {path.stat().st_size} bytes long instead of {sizes[row]}")
 
 
+def _check_format(folder: Path, seal: SetSeal) -> None:
+    table = pq.read_table(folder / FILES_TABLE)
+    expected = table["name"].to_pylist()
+    _check_names(folder, set(expected), seal)
+    sizes = table["size_bytes"].to_numpy()
+    for row in range(0, seal.rows, max(1, seal.rows // LOOKED_AT)):
+        path = folder / expected[row]
+        _check_time(path, seal)
+        if path.stat().st_size != sizes[row]:
+            raise InputError(f"{path} is {path.stat().st_size} bytes long instead of {sizes[row]}")
+
+
+def _check_names(folder: Path, of_rows: set[str], seal: SetSeal) -> None:
+    """Raises InputError where a row's file is missing, or there is a file that is not the set's."""
+    names = {
+        os.path.relpath(os.path.join(place, name), folder)
+        for place, _, files in os.walk(folder)
+        for name in files
+    }
+    known = {Path(name).relative_to(folder.name).as_posix() for name in seal.files if _is_below(name, folder)}
+    if missing := of_rows - names:
+        raise InputError(f"{folder / min(missing)} is missing")
+    if extra := names - of_rows - known:
+        raise InputError(f"{folder / min(extra)} does not belong to the set")
+
+
+def _is_below(name: str, folder: Path) -> bool:
+    return name.startswith(f"{folder.name}/")
+
+
 def _names_of_states(directory: Path) -> set[str]:
     try:
         return {entry.name for entry in os.scandir(directory / STATES)}
@@ -167,6 +232,8 @@ def verify(directory: Path, results: Path | None, threads: int) -> Iterator[str]
         if hash_bytes(ids.astype("<i4").tobytes()) != key:
             yield f"row {row} of {directory} holds other tokens than those of its states"
     yield from _faults_of_states(directory, seal, threads)
+    for name in seal.formats:
+        yield from _faults_of_format(directory / name, seal, threads)
     if results is not None:
         yield from _faults_of_verdicts(RunPaths(results), seal)
 
@@ -209,6 +276,25 @@ def _faults_of_states(directory: Path, seal: SetSeal, threads: int) -> Iterator[
             row += len(batch)
 
 
+def _faults_of_format(folder: Path, seal: SetSeal, threads: int) -> Iterator[str]:
+    try:
+        _check_names(folder, set(_files_of_rows(folder)), seal)
+    except InputError as error:
+        yield str(error)
+    table = pq.ParquetFile(folder / FILES_TABLE)
+    with (
+        ThreadPoolExecutor(threads, "verify") as pool,
+        Progress(f"verify {folder}", "rows", seal.rows) as progress,
+    ):
+        for batch in table.iter_batches(ROWS_AT_ONCE):
+            paths = [folder / name for name in batch.column("name").to_pylist()]
+            facts = (batch.column(name).to_pylist() for name in ("size_bytes", "xxh3_128"))
+            for fault in pool.map(_fault_of_file, paths, *facts):
+                progress.add(failed=fault is not None)
+                if fault:
+                    yield fault
+
+
 def _fault_of_file(path: Path, size_bytes: int, checksum: str) -> str | None:
     try:
         size = path.stat().st_size
@@ -232,6 +318,7 @@ def renew_seal(directory: Path) -> None:
     """After every byte was found right: files with a newer time, of a set that was copied, are right, too."""
     seal = SetSeal.read(directory / SEAL)
     times = [path.stat().st_mtime_ns for path in directory.iterdir() if path.is_file() and path.name != SEAL]
-    times += [entry.stat().st_mtime_ns for entry in os.scandir(directory / STATES)]
+    for folder in (STATES, *seal.formats):
+        times += [path.stat().st_mtime_ns for path in (directory / folder).rglob("*") if path.is_file()]
     if max(times) > seal.sealed_at_ns:
         replace(seal, sealed_at_ns=max(times)).write(directory / SEAL)

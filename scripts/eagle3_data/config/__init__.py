@@ -2,7 +2,13 @@
 
 from eagle3_data.config.data import Data, Source
 from eagle3_data.config.generation import Generation
-from eagle3_data.config.reading import load_config, load_section, read_config_file, write_sections
+from eagle3_data.config.reading import (
+    load_config,
+    load_section,
+    read_config_file,
+    write_sections,
+    write_whole,
+)
 from eagle3_data.config.sections import (
     Compatibility,
     Config,
@@ -28,4 +34,5 @@ __all__ = [
     "load_section",
     "read_config_file",
     "write_sections",
+    "write_whole",
 ]

@@ -93,6 +93,10 @@ class Source(Section):
             " `<image>` in a question) cannot be tokenized: `drop` them, or `keep` only their text."
         ),
     )
+    licence: str | None = Field(
+        None,
+        description="Licence of the data, such as `cc-by-4.0`: copied to the training set's card.",
+    )
     limit: int | None = Field(None, ge=1, description="Read at most this many rows.")
     weight: float = Field(
         1.0,

@@ -98,6 +98,14 @@ def write_sections(config: Config, directory: Path, *names: str) -> Path:
     return path
 
 
+def write_whole(config: Config, path: Path) -> None:
+    """Write the whole configuration, defaults included, where it has changed: a record, of which no rule's
+    work depends."""
+    whole = json.loads(_as_json(config))
+    if {**(find_json(path) or {}), "format_version": None} != {**whole, "format_version": None}:
+        write_json(path, whole)
+
+
 def load_section(path: str | Path, name: str, cls: type[AnySection]) -> AnySection:
     """Section `name` of a config file: YAML or JSON, written by hand or by `write_sections`."""
     values = read_config_file(path)

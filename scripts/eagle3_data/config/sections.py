@@ -338,12 +338,18 @@ class Validation(Section):
 class TrainingSet(Section):
     """The assembled training set."""
 
-    draft_vocab_size: int | None = Field(
-        None,
-        ge=1,
+    formats: tuple[Literal["speculators", "specforge", "modelopt"], ...] = Field(
+        ("speculators",),
         description=(
-            "Size of the draft model's vocabulary. By default, no map is written and the draft uses the"
-            " target's vocabulary."
+            "Formats to write. speculators' is always there, since its states are links into the store;"
+            " `specforge` and `modelopt` are written below it and take as much room as the states each."
+        ),
+    )
+    draft_vocab_size: Annotated[int, Field(ge=1)] | Literal["recommended", "full"] = Field(
+        "recommended",
+        description=(
+            "Size of the draft model's vocabulary. `recommended`: the smallest of 8000, 16000 and 32000"
+            " that covers 99.5 % of the trained tokens, else the target's own. `full`: the target's own."
         ),
     )
 

@@ -42,7 +42,7 @@ class BatchIndex(Record):
     """What tokenization made. `files` seals the files beside it; an earlier version's index has none.
     `dropped` and `dropped_turns` count by reason; `notices` counts by source and kind what kept rows lost;
     `tokenizer` describes the tokenizer, `generation` how the target answered (empty: the answers are the data
-    set's)."""
+    set's), `sources` the files of each source."""
 
     on_damage: ClassVar[str] = "delete it and run the same command again, which tokenizes again"
 
@@ -62,6 +62,7 @@ class BatchIndex(Record):
     split: JsonObject = field(default_factory=dict)
     tokenizer: JsonObject = field(default_factory=dict)
     generation: JsonObject = field(default_factory=dict)
+    sources: dict[str, dict[str, SealedFile]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.batches:

@@ -28,6 +28,11 @@ class RunPaths:
         return self.results / "config"
 
     @property
+    def whole_config(self) -> Path:
+        """The configuration of the newest call, defaults included."""
+        return self.configs / "whole.json"
+
+    @property
     def target(self) -> Path:
         return self.results / "target.json"
 

@@ -8,6 +8,7 @@ engine stays on the devices.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from eagle3_data import PACKAGE_ROOT
 from eagle3_data.log import warn
 
 LIFELINE = "EAGLE3_DATA_LIFELINE_FD"
+PR_SET_PDEATHSIG = 1
+"""From <sys/prctl.h>."""
 DEATH_S = 20.0
 """How long a killed process may take to be gone: well under the 30 s that SLURM leaves after SIGTERM, so that
 the ledger is still written."""
@@ -104,3 +107,11 @@ def watch_lifeline() -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait_for_parent, daemon=True).start()
+
+
+def die_with_parent(parent: int) -> None:
+    """To be called in a worker process of `parent`: the kernel kills it as soon as that is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle3_data.config import Data, Target, Tokenization
+from eagle3_data.config import Data, Source, Target, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.progress import Progress
 from eagle3_data.records import JsonObject
-from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.batch_index import BatchIndex, SealedFile
+from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
 from eagle3_data.text import counted
@@ -35,7 +36,7 @@ from eagle3_data.tokenization.placement import (
 )
 from eagle3_data.tokenization.reading.near_duplicates import NearDuplicates
 from eagle3_data.tokenization.reading.rows import Drop, Outcome, Sample
-from eagle3_data.tokenization.reading.sources import read_sources
+from eagle3_data.tokenization.reading.sources import files_of, read_sources
 from eagle3_data.tokenization.samples import RowTokenizer
 from eagle3_data.tokenization.tokenizer import TargetTokenizer, load_tokenizer
 from eagle3_data.tokenization.workers import map_rows
@@ -141,6 +142,7 @@ def _write_all(
         split=_split(batches, job.data.train_ratio),
         tokenizer=_describe(tokenizer, tokenize),
         generation=tokenize.generation,
+        sources={source.name or "": _seal_source(source) for source in job.data.sources},
         files=seal_files(directory, SEALED_FILES),
     )
     index.write(directory / "batches.json")
@@ -229,6 +231,15 @@ def _describe(tokenizer: TargetTokenizer, tokenize: RowTokenizer) -> JsonObject:
         "special_ids": list(tokenizer.special_ids),
         "chat_template": hash_bytes(template.source.encode()) if template else None,
         "stops": list(tokenize.stops),
+    }
+
+
+def _seal_source(source: Source) -> dict[str, SealedFile]:
+    """Size and checksum of each file of a source by its path; none of a dataset of the hub."""
+    return {
+        str(path): SealedFile(path.stat().st_size, file_checksum(path))
+        for path in files_of(source)
+        if path.is_file()
     }
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
+import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from eagle3_data.errors import Eagle3DataError
+from eagle3_data.system.child import die_with_parent
 from eagle3_data.tokenization.reading.rows import Outcome, Row
 
 CHUNK_ROWS = 128
@@ -26,8 +26,6 @@ LARGE_CHARACTERS = 8 << 20
 message."""
 
 SHOWN_ROWS = 3
-PR_SET_PDEATHSIG = 1
-"""From <sys/prctl.h>."""
 
 Tokenize = Callable[[Row], Outcome]
 
@@ -74,7 +72,7 @@ def _map_in_processes(tokenize: Tokenize, chunks: Iterator[list[Row]], processes
         processes,
         mp_context=context,
         initializer=_start_worker,
-        initargs=(tokenize, rows_under_way, slots),
+        initargs=(tokenize, rows_under_way, slots, os.getpid()),
     )
     try:
         for chunk in chunks:
@@ -115,14 +113,13 @@ def _suspects(rows: list[Row], under_way: Any) -> str:
     return "being tokenized: " + "; ".join(shown) if found else "no row was being tokenized"
 
 
-def _start_worker(tokenize: Tokenize, under_way: Any, slots: Any) -> None:
+def _start_worker(tokenize: Tokenize, under_way: Any, slots: Any, parent: int) -> None:
     """Leave Ctrl-C to the parent, and die with it even if it is killed."""
     with slots:
         slot, slots.value = slots.value, slots.value + 1
     _of_this_worker.append(_Worker(tokenize, under_way, 2 * slot))  # came by forking, not by pickling
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(parent)
 
 
 def _work(chunk: list[Row]) -> list[Outcome]:

@@ -36,8 +36,12 @@ class Head:
         self._model, self._layers, self._projection = model, layers, projection
 
     def normalized(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 states [N, H] as they enter lm_head: after the final norm."""
-        return self._run(states)[0]
+        """float32 states [N, H] as they enter lm_head: after the final norm. No logits are computed."""
+        self._projection.stops = True
+        try:
+            return self._run(states)[0]
+        finally:
+            self._projection.stops = False
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """float32 logits [N, V] of states [N, H] before the final norm."""
@@ -95,7 +99,10 @@ class Head:
         self._layers.states, self._layers.passed = states.float()[:, None], False
         token_ids = torch.zeros(len(states), 1, dtype=torch.long)
         with torch.no_grad():
-            logits = self._model(input_ids=token_ids, use_cache=False).logits
+            try:
+                logits = self._model(input_ids=token_ids, use_cache=False).logits
+            except _EnteredHead:
+                logits = torch.empty(len(states), 0)
         return self._projection.entered.reshape(len(states), -1), logits.reshape(len(states), -1)
 
 
@@ -173,8 +180,15 @@ class _Layers:
         return self.states if self.others is None else (self.states, *self.others)
 
 
+class _EnteredHead(Exception):  # noqa: N818  nothing is wrong
+    """The forward has come as far as was asked."""
+
+
 class _Projection(nn.Module):
     """lm_head, computed in float32 in blocks of its rows; remembers what entered it."""
+
+    stops = False
+    """Whether the forward ends here."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -187,5 +201,7 @@ class _Projection(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         self.entered = states
+        if self.stops:
+            raise _EnteredHead
         logits = torch.cat([states.float() @ rows.float().T for rows in self.rows.split(BLOCK_ROWS)], dim=-1)
         return logits if self.bias is None else logits + self.bias

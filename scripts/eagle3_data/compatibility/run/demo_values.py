@@ -26,7 +26,7 @@ def check_demo_values(
                     f"training_set.draft_vocab_size is the demo's {DEMO_DRAFT_VOCABULARY}; the target has"
                     f" {vocab_size} tokens, and the draft could only propose these few"
                 ),
-                remedy="set it to the draft's vocabulary size (32000 is usual), or leave it out",
+                remedy="leave it out, which chooses the size by the share of trained tokens it covers",
             )
         )
     if tokenization.batches is None and tokenization.batch_tokens == DEMO_BATCH_TOKENS:
