@@ -125,6 +125,13 @@ class Loop(Prover):
         return target
 
     def assemble(self) -> None:
+        """After the reference: stored states beside transformers' own."""
+        reference = self.results / "reference.json"
+        seconds = self.script(
+            "prove_target", *("--config", self.config, "--results", self.results, "--output", reference)
+        )
+        status = json.loads(reference.read_text())["status"]
+        print(f"reference: {status}, {seconds:.0f} s", flush=True)
         seconds = self.script(
             "assemble_training_set",
             *("--config", self.config, "--results", self.results, "--output", self.training_set),
