@@ -168,6 +168,8 @@ def show_counts(results: Path, status: RunStatus, tokens: BatchIndex) -> None:
         print(f"  not proven: {text}")
     if status.has_training_set:
         print(f"  training set: {results}/training_set")
+        if draft := status.draft_vocabulary:
+            print(f"  draft vocabulary: {draft}")
     for lease in status.running():
         print(f"  running: {describe_running(lease)}")
 
@@ -211,6 +213,10 @@ def show_next(status: RunStatus, command: str) -> None:
     elif not status.has_training_set:
         print("  next, to validate and assemble the training set:")
         print(f"    {command.replace(TARGET, 'all')}")
+    else:
+        for form, training in status.training_commands.items():
+            print(f"  next, to train a draft with {form} ({status.results}/training_set/README.md):")
+            print(f"    {training}")
 
 
 def show_command(status: RunStatus, purpose: str = RETRY) -> None:

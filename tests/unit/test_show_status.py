@@ -286,6 +286,20 @@ def test_a_training_set_of_another_extraction_is_not_announced(records: Records)
     assert "training set: results/test/training_set" in records.status()
 
 
+def test_the_last_lines_of_a_finished_run_train_a_draft(records: Records) -> None:
+    finished(records)
+    command = "speculators train --config results/test/training_set/train.yaml"
+    facts = {
+        "extraction_id": NOW,
+        "draft_vocabulary": {"size": 8000, "coverage": 0.9961, "recommended": True, "full": False},
+        "formats": {"speculators": {"folder": ".", "auxiliary_layers": [2, 4], "command": command}},
+    }
+    write_json(records.results / "training_set/provenance.json", facts)
+    told = records.status("--extraction-id", NOW, "--part", "summary", "--command", "snakemake TARGET")
+    assert "  draft vocabulary: 8,000 tokens, 99.61% of trained tokens, as recommended\n" in told
+    assert told.endswith(f"with speculators (results/test/training_set/README.md):\n    {command}\n")
+
+
 @pytest.mark.parametrize("process", [None, NO_PROCESS], ids=["running", "killed"])
 def test_the_newest_pass_tells_which_extraction_is_meant_also_before_its_ledger(
     records: Records, process: dict[str, Any] | None

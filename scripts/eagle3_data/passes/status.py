@@ -25,7 +25,7 @@ from eagle3_data.passes.ledger import (
 )
 from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.proofs import RunProofs, proofs_of_run
-from eagle3_data.records import find_json
+from eagle3_data.records import JsonObject, find_json
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.text import counted
@@ -229,12 +229,32 @@ class RunStatus:
     @property
     def has_training_set(self) -> bool:
         """Whether it is assembled from every current batch."""
-        provenance = find_json(self._run.training_set / "provenance.json")
         return bool(
-            provenance
-            and provenance.get("extraction_id") == self.extraction_id
+            self._set_facts.get("extraction_id") == self.extraction_id
             and all(batch.state == "validated" for batch in self.batches)
         )
+
+    @cached_property
+    def _set_facts(self) -> JsonObject:
+        return find_json(self._run.training_set / "provenance.json") or {}
+
+    @property
+    def training_commands(self) -> dict[str, str]:
+        """The command that trains on the set, by its format; none of a set of an earlier version."""
+        formats = self._set_facts.get("formats")
+        found = sorted(formats.items()) if isinstance(formats, dict) else ()
+        return {name: use["command"] for name, use in found if isinstance(use, dict) and "command" in use}
+
+    @property
+    def draft_vocabulary(self) -> str:
+        """Its size and what it covers, in words; empty of a set of an earlier version."""
+        draft = self._set_facts.get("draft_vocabulary")
+        if not isinstance(draft, dict) or not {"size", "coverage", "recommended", "full"} <= draft.keys():
+            return ""
+        whole = (
+            "all of the target's tokens" if draft["full"] else f"{draft['coverage']:.2%} of trained tokens"
+        )
+        return f"{draft['size']:,} tokens, {whole}" + (", as recommended" if draft["recommended"] else "")
 
     # ---- causes
 
