@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,18 @@ def test_a_hanging_engine_is_restarted_and_one_that_computes_long_is_not(asked: 
     ledger = asked.run_pass("002", kind="generate")
     assert (ledger["model_loads"], ledger["samples_extracted"]) == (3, 9)
     assert ledger["deaths"] == {key: 2}
+
+
+def test_of_many_suspects_a_deadly_question_is_found_in_groups(asked: Workflow) -> None:
+    write_jsonl(asked.directory / "data.jsonl", [conversation(number) for number in range(100, 200)])
+    assert asked.run("results/test/prompts/batches.json").returncode == 0
+    keys = list(questions(asked).values())
+    asked.set_faults({"kill": [keys[10]]})
+    ledger = asked.run_pass("001", kind="generate")
+    assert (ledger["samples_extracted"], ledger["model_loads"]) == (99, 4)
+    assert ledger["deaths"] == {keys[10]: 3}
+    log = (asked.directory / "pass.log").read_text()
+    assert re.findall(r"engine died while it had (\d+) sample", log) == ["90", "9", "1"]
 
 
 def test_the_seed_changes_sampled_answers_and_stripes_share_the_questions(asked: Workflow) -> None:

@@ -171,6 +171,7 @@ class GenerationRun(StripeRun):
             committer,
             job.generation.in_flight,
             "generation",
+            in_groups=True,
         )
 
     def _requests(self) -> Iterator[Question]:

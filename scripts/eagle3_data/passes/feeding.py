@@ -3,9 +3,10 @@
 Samples go to the engine continuously across batches, within the bound of what is in flight. An engine that
 dies, or says nothing for `extraction.stall_timeout_s`, is ended with its whole process group and started
 again, at most `extraction.engine_restarts` times. What was with it are suspects: they are tried last, each
-alone, those first that were with the fewest dead engines. A sample that was with two has failed; the others
-go on. Suspects stay suspects in later passes: so a run with more of them than restarts gets further each time
-it is called.
+alone, those first that were with the fewest dead engines. A sample that was with two, and alone with the
+last, has failed; the others go on. Suspects stay suspects in later passes: so a run with more of them than
+restarts gets further each time it is called. Where one sample takes long by itself, many suspects are first
+tried in groups.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from math import isqrt
 
 from eagle3_data.config import Extraction
 from eagle3_data.engines.base import Done, Fatal, Ready, Work
@@ -26,6 +28,9 @@ from eagle3_data.records.failures import Failure, describe_situation
 from eagle3_data.text import counted
 
 CRASHES_TO_FAIL = 2
+MANY_SUSPECTS = 64
+"""More than so many are tried in groups of the square root of their number, where that is wanted: then two
+more engines at most tell one sample from the others, in twice the square root of the time."""
 WAIT_S = 0.5
 
 
@@ -49,6 +54,7 @@ class Feeding:
         crashes: Mapping[str, int],
         in_flight: int,
         at_end: Callable[[EngineProcess], None],
+        in_groups: bool = False,
     ) -> None:
         self._start_engine, self._settings, self._stop, self._on_ready = (
             start_engine,
@@ -57,7 +63,7 @@ class Feeding:
             on_ready,
         )
         self._requests, self._flight, self._in_flight = requests, flight, in_flight
-        self._at_end = at_end
+        self._at_end, self._in_groups = at_end, in_groups
         self._following: Work | None = None
         self._others_work = False
         """Whether samples are left that other passes extract now."""
@@ -166,9 +172,16 @@ class Feeding:
             if self._flight.lost:
                 self._depart(self._flight.lost.pop())
             elif self._suspects:
-                least = min(self._suspects, key=lambda request: self.crashes[request.key])
-                self._suspects.remove(least)
-                self._depart(least)
+                for suspect in self._next_suspects():
+                    self._suspects.remove(suspect)
+                    self._depart(suspect)
+
+    def _next_suspects(self) -> list[Work]:
+        """One of those that were with the fewest dead engines, or a group of them."""
+        fewest = min(self.crashes[request.key] for request in self._suspects)
+        same = [request for request in self._suspects if self.crashes[request.key] == fewest]
+        in_groups = self._in_groups and fewest < CRASHES_TO_FAIL and len(same) > MANY_SUSPECTS
+        return same[: isqrt(len(same)) if in_groups else 1]
 
     def _next_unsuspected(self) -> Work | None:
         self._others_work = False
@@ -200,7 +213,7 @@ class Feeding:
         warn(f"the engine died while it had {counted(len(taken), 'sample')}\n{failure.render()}")
         for request in taken:
             self.crashes[request.key] += 1
-            if (crashes := self.crashes[request.key]) >= CRASHES_TO_FAIL:
+            if (crashes := self.crashes[request.key]) >= CRASHES_TO_FAIL and len(taken) == 1:
                 self._flight.blame(
                     request,
                     failure.with_note(f"{crashes} engines died while they had this sample"),
@@ -220,7 +233,7 @@ class Feeding:
                 say(
                     f"restarting the engine ({self.loads} of at most"
                     f" {counted(self._settings.engine_restarts, 'restart')}); the samples it had come last,"
-                    " one at a time"
+                    f" {'a few' if self._in_groups else 'one'} at a time"
                 )
 
     def _end_engine(self) -> None:

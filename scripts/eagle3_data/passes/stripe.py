@@ -226,9 +226,10 @@ class StripeRun(ABC):
         committer: Committer,
         in_flight: int,
         progress: str,
+        in_groups: bool = False,
     ) -> None:
         """Feed `requests` to an engine, at most `in_flight` (by their `cost`) at a time; `progress` names
-        the work."""
+        the work; `in_groups`: see `Feeding`."""
         self._phase = "loading"
         with (
             ThreadPoolExecutor(COMMIT_THREADS, "commit") as pool,
@@ -245,6 +246,7 @@ class StripeRun(ABC):
                 self._crashes,
                 in_flight,
                 self._at_end,
+                in_groups,
             )
             feeding.run()
         self._loads, self._failure, self._crashes = feeding.loads, feeding.failure, feeding.crashes
