@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prove_on_gpu import CONVERSATIONS, ROOT, Prover
+from prove_on_gpu import CONVERSATIONS, ROOT
+from train_on_gpu import ACCEPT, TARGET, Loop
 
 HELD_OUT = 10
 """One in so many questions is not trained on, but measured with."""
@@ -40,39 +40,12 @@ json.dump(ids, open("held_out.json", "w"))
 """
 
 
-ACCEPT = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-target, draft = sys.argv[1:3]
-llm = LLM(
-    model=target, enforce_eager=True, gpu_memory_utilization=0.3, max_model_len=1024, disable_log_stats=False,
-    speculative_config={"method": "eagle3", "model": draft, "num_speculative_tokens": 3},
-)
-prompts = [{"prompt_token_ids": ids} for ids in json.load(open("held_out.json"))]
-llm.generate(prompts, SamplingParams(max_tokens=96, temperature=0))
-counts = {m.name: getattr(m, "value", getattr(m, "values", None)) for m in llm.get_metrics()}
-drafts = counts["vllm:spec_decode_num_drafts"]
-accepted = counts["vllm:spec_decode_num_accepted_tokens"]
-result = {
-    "prompts": len(prompts), "drafts": drafts, "accepted": accepted,
-    "per_position": counts.get("vllm:spec_decode_num_accepted_tokens_per_pos"),
-    "acceptance_length": 1 + accepted / max(drafts, 1),
-}
-json.dump(result, open("acceptance.json", "w"))
-"""
-TARGET = "tiny-llama"
-LAYERS = ("2", "4", "5")
-"""The default layers of a model of eight, without the last."""
-
-
-class Answers(Prover):
+class Answers(Loop):
     """The way to a draft with the answers of `responses`, the dataset or the target."""
 
-    def __init__(self, work: Path, responses: str, plumbing: bool) -> None:
-        super().__init__(work / responses, TARGET, 1)
+    def __init__(self, work: Path, responses: str, engine: str | None) -> None:
+        super().__init__(work / responses, engine)
         self.responses = responses
-        self.training_set = self.results / "training_set"
         if responses == "target":  # the same one
             (self.work.parent / TARGET).symlink_to(work / "dataset" / TARGET)
         config: dict[str, Any] = json.loads(self.config.read_text())
@@ -83,10 +56,7 @@ class Answers(Prover):
             "max_tokens": ANSWER_TOKENS,
             "looping_answers": "keep",
         }
-        config["compatibility"] = {"canary": "off"}  # prove_on_gpu.py is for that
-        config["training_set"] = {"draft_vocab_size": 1024}
-        if plumbing:
-            config["extraction"] = {"engine": "eagle3_data.engines.transformers:TransformersEngine"}
+        if engine:
             config["generation"]["engine_arguments"] = {"enforce_eager": True}
         self.config.write_text(json.dumps(config))
 
@@ -124,54 +94,6 @@ class Answers(Prover):
             flush=True,
         )
         return str(facts["extraction_id"])
-
-    def step(self, name: str, command: list[str]) -> None:
-        """Run a command in the scratch directory; ends this program where it fails."""
-        started = time.monotonic()
-        log = self.logs / f"{name}.log"
-        with open(log, "w") as output:
-            code = subprocess.run(
-                command, cwd=self.work, stdout=output, stderr=subprocess.STDOUT, check=False
-            ).returncode
-        print(f"{name}: exit code {code}, {time.monotonic() - started:.0f} s", flush=True)
-        if code != 0:
-            sys.exit(f"{name} failed:\n{log.read_text(errors='replace')[-8000:]}")
-
-    def python(self, name: str, source: str, *arguments: str | Path) -> None:
-        self.step(name, [sys.executable, "-c", source, *map(str, arguments)])
-
-    def assemble(self) -> None:
-        self.script(
-            "assemble_training_set",
-            *("--config", self.config, "--results", self.results, "--output", self.training_set),
-        )
-        facts = json.loads((self.training_set / "provenance.json").read_text())
-        print(
-            f"{self.responses}: {facts['rows']} rows, {facts['tokens']} tokens, {facts['trained_tokens']} of"
-            " them trained",
-            flush=True,
-        )
-
-    def train(self, epochs: int) -> Path:
-        """Returns the last checkpoint."""
-        draft = self.work / "draft"
-        self.step(
-            "speculators_train",
-            [
-                *(sys.executable, "-m", "speculators", "train", "--speculator-type", "eagle3"),
-                *("--verifier-name-or-path", str(self.work.parent / TARGET)),
-                *("--data-path", str(self.training_set)),
-                *("--hidden-states-path", str(self.training_set / "hidden_states")),
-                *("--on-missing", "raise", "--target-layer-ids", *LAYERS, "--draft-vocab-size", "1024"),
-                *("--total-seq-len", "4096", "--epochs", str(epochs), "--lr", "1e-3"),
-                *("--num-workers", "2", "--draft-attn-impl", "sdpa", "--loss-implementation", "eager"),
-                *("--save-path", str(draft)),
-            ],
-        )
-        found = sorted(draft.glob("[0-9]*/val_metrics.json"), key=lambda path: int(path.parent.name))
-        for path in (found[0], found[-1]):
-            print(f"  epoch {path.parent.name}: {path.read_text()}", flush=True)
-        return found[-1].parent
 
 
 def talks(sharegpt: Path | None) -> list[list[dict[str, str]]]:
@@ -215,6 +137,7 @@ def main() -> None:
     parser.add_argument("--cpu-plumbing", action="store_true", help="no GPU: up to the assembled sets")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    engine = "eagle3_data.engines.transformers:TransformersEngine" if arguments.cpu_plumbing else None
     work = arguments.work.resolve()
     all_talks = talks(arguments.conversations)
     held_out, trained = all_talks[::HELD_OUT], [talk for at, talk in enumerate(all_talks) if at % HELD_OUT]
@@ -224,7 +147,8 @@ def main() -> None:
     lengths = {}
     for responses in ("dataset", "target"):
         started = time.monotonic()
-        loop = Answers(work, responses, arguments.cpu_plumbing)
+        loop = Answers(work, responses, engine)
+        target = loop.build_target()
         (loop.work / "talks.jsonl").write_text(
             "".join(json.dumps({"messages": messages}) + "\n" for messages in trained)
         )
@@ -238,7 +162,6 @@ def main() -> None:
         loop.step("verify", [*verified, "--results", str(loop.results)])
         if not arguments.cpu_plumbing:
             checkpoint = loop.train(arguments.epochs)
-            target = loop.work.parent / TARGET
             loop.python("ids", IDS, target, "questions.json")
             loop.python("accept", ACCEPT, target, checkpoint)
             result = json.loads((loop.work / "acceptance.json").read_text())
