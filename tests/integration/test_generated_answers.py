@@ -105,6 +105,8 @@ def test_prompts_become_a_proven_training_set_with_one_load_for_each_pass(genera
     assert provenance["rows"] == index["samples"] > 20
     assert provenance["generation"]["responses"] == "target"
     assert provenance["generation"]["id"] == ledger["extraction_id"]
+    card = (generated.results / "training_set/README.md").read_text()
+    assert f"the target's own, greedy, of at most {MAX_TOKENS} tokens" in card
     assert generated.run("all").nothing_done
 
 

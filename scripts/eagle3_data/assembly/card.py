@@ -51,6 +51,7 @@ def _contents(facts: Provenance) -> str:
         ("target", f"`{facts.target.path}` (fingerprint `{facts.target.fingerprint}`)"),
         ("rows", f"{facts.rows:,}, of at most {facts.longest:,} tokens"),
         ("tokens", f"{facts.tokens:,}, of which {facts.trained_tokens:,} are trained"),
+        ("answers", _answers(facts)),
         ("split", _split(facts)),
         ("states", f"{facts.extraction['dtype']}, layers {layers} of {facts.target.num_hidden_layers}"),
         ("draft vocabulary", _vocabulary(facts)),
@@ -66,6 +67,17 @@ inputs. Everything is unshifted: state t and mask t belong to token t; mask 1 sa
 
 `{PROVENANCE}` holds all of this and more for programs, `verify` of the workflow reads every byte, and
 `eagle3_data.TrainingSet(directory)[row]` gives token ids, mask, auxiliary states and last state."""
+
+
+def _answers(facts: Provenance) -> str:
+    how = facts.generation
+    if not how:
+        return "the data sets'"
+    drawn = "greedy"
+    if how["temperature"]:
+        names = ("temperature", "top_p", "top_k", "seed")
+        drawn = ", ".join(f"{name} {how[name]:g}" for name in names)
+    return f"the target's own, {drawn}, of at most {how['max_tokens']:,} tokens (generation id `{how['id']}`)"
 
 
 def _split(facts: Provenance) -> str:
