@@ -96,6 +96,10 @@ def repeated(values: np.ndarray) -> np.ndarray:
         (rows(0, T, OTHER, 1), ["slot 1 (layer 4)", "wrong layer"]),
         (rows(64, 128, np.zeros_like(OTHER)), ["64 of 150 tokens, 64 to 127", "differ by 100%", "a chunk"]),
         (repeated, ["token 64 has the state of token 0", "a chunk of the sample was lost"]),
+        (
+            rows(64, 128, 0.3 * OTHER + GOOD),
+            ["64 of 150 tokens, 64 to 127", "differ by 30%", "more than rounding"],
+        ),
         (rows(0, 48, OTHER), ["48 of 150 tokens, 0 to 47", "prefix cache"]),
         (lambda values: np.roll(values, 1, axis=0), ["token 0 has the state of token 149", "mixed up"]),
         (lambda values: values * 1.2, ["150 of 150 tokens", "differ by 20%", "more than rounding explains"]),

@@ -65,13 +65,14 @@ class Rejection:
             message = f"replayed alone, the sample comes out differently than it was stored: {difference}"
             failure = replace(describe_situation(EngineError, message), remedy=difference.remedy)
             outcomes.failed(key, lengths[key], failure, own=False)
-        first = next(iter(differences.values()))
+        likely = dict.fromkeys(difference.likely for difference in differences.values())
+        remedies = dict.fromkeys(difference.remedy for difference in differences.values())
         message = (
             f"{len(differences)} of {counted(replayed, 'sample')} replayed alone came out differently, so the"
             f" {counted(len(lengths), 'sample')} that this pass stored are in quarantine; likely:"
-            f" {first.likely}"
+            f" {'; and '.join(likely)}"
         )
-        return replace(describe_situation(EngineError, message), remedy=first.remedy)
+        return replace(describe_situation(EngineError, message), remedy="; and ".join(remedies))
 
     def quarantine_rejected(self, batch: str) -> None:
         """Take the rejected samples of a batch out of the store; its record goes, too."""

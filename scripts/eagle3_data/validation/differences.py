@@ -106,7 +106,7 @@ def _other_slot(
             _error(stored.values(slice(row, row + 1), slot), replayed.values(slice(row, row + 1), other))
             for row in some.tolist()
         ]
-        if np.median(errors) <= tolerance.median:
+        if np.median(errors) <= tolerance.slot:
             return other
     return None
 
@@ -118,7 +118,7 @@ def _other_token(stored: States, replayed: States, row: int, slot: int, toleranc
     wanted = stored.values(slice(row, row + 1), slot)
     errors = np.linalg.norm(near - wanted, axis=-1) / np.linalg.norm(near, axis=-1)
     best = int(errors.argmin())
-    return start + best if errors[best] <= tolerance.median else None
+    return start + best if errors[best] <= tolerance.slot else None
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
