@@ -1,5 +1,5 @@
-"""Engines that are right in the canary and wrong for the target: what catches each fault, by name, before anything
-is assembled."""
+"""Engines that are right in the canary and wrong for the target: what catches each fault, by name, before
+anything is assembled."""
 
 from __future__ import annotations
 
