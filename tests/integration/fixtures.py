@@ -131,11 +131,13 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Work
 
 @pytest.fixture(scope="session")
 def demo_run_float32(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
-    """The demo in float32, validated: for exact comparison with transformers."""
+    """The demo in float32, validated: for exact comparison with transformers. Many a sample takes several
+    steps."""
     workflow = Workflow(
         tmp_path_factory.mktemp("demo-float32") / "run", demo_config(tiny_llama, dtype="float32")
     )
     workflow.config["compatibility"] = {"canary": "off"}
+    workflow.config["extraction"]["engine_arguments"]["max_num_batched_tokens"] = 256
     run = workflow.run("validate", timeout=1500)
     assert run.returncode == 0, run.output
     return workflow

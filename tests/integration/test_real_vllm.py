@@ -65,6 +65,16 @@ def test_in_bfloat16_the_error_is_that_of_rounding(demo_run: Workflow) -> None:
     assert max(errors) < 0.03
 
 
+def test_what_is_replayed_alone_comes_out_the_same(demo_run: Workflow, demo_run_float32: Workflow) -> None:
+    for workflow, step in ((demo_run, None), (demo_run_float32, 256)):
+        replay = json.loads(workflow.ledger("001").read_text())["replay"]
+        print(f"relative errors of the replay: {replay['slots']}")
+        assert (len(replay["samples"]), replay["failed"], replay["unfinished"]) == (8, {}, "")
+        assert max(slot["max"] for slot in replay["slots"]) < 0.05
+        assert step is None or (replay["longest_step"] == step and replay["crossing"] >= 2)
+        assert not list(workflow.directory.glob("results/store/*/incoming/*"))
+
+
 def test_the_trainer_loads_the_set_and_takes_a_step(demo_run: Workflow) -> None:
     import numpy as np
     from speculators.losses.utils import resolve_loss_config

@@ -12,29 +12,24 @@ import pytest
 
 from eagle3_data.samples import SampleFile
 from integration.fixtures import demo_config
-from integration.workflow import Run, Workflow, write_jsonl
+from integration.workflow import ROOT, Run, Workflow, write_jsonl
 
 pytestmark = pytest.mark.slow
 
 TRANSFORMERS, VLLM = "company_transformers:SpoilingTransformersEngine", "company_vllm:SpoilingVllmEngine"
 SAMPLES = 10
-SYSTEM = (
-    "You are a patient teacher of arithmetic. Explain each step in a sentence of its own, and end with the"
-    " result. Never skip a step, and never use a word that a child of ten does not know."
-)
+SYSTEM = "You are a patient teacher, and answer in whole sentences."
 
 
-def conversation(number: int) -> dict[str, Any]:
-    """Of more than 128 tokens; all begin with the same ones."""
-    steps = " ".join(
-        f"Then we add {number + k} to it and have {number * (k + 1)}." for k in range(12 + number)
-    )
-    messages = [
-        {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": f"What is {number} times {12 + number}?"},
-        {"role": "assistant", "content": f"We begin with {number}. {steps} That is the result."},
+def conversations() -> list[dict[str, Any]]:
+    """Of the demo, of more than 128 tokens; all begin with the same ones, which are fewer than 64."""
+    lines = (ROOT / "config/demo/conversations.jsonl").read_text(encoding="utf-8").splitlines()
+    plain = [
+        row for row in map(json.loads, lines) if row["messages"] and row["messages"][0]["role"] == "user"
     ]
-    return {"id": f"times-{number}", "messages": messages}
+    plain.sort(key=lambda row: sum(len(message["content"]) for message in row["messages"]))
+    system = {"role": "system", "content": SYSTEM}
+    return [{**row, "messages": [system, *row["messages"]]} for row in plain[-SAMPLES:]]
 
 
 def tokenized(directory: Path, target: Path, engine: str) -> Workflow:
@@ -45,7 +40,7 @@ def tokenized(directory: Path, target: Path, engine: str) -> Workflow:
     if engine == TRANSFORMERS:
         del config["extraction"]["engine_arguments"]
     workflow = Workflow(directory, config)
-    write_jsonl(directory / "data.jsonl", [conversation(number) for number in range(1, SAMPLES + 1)])
+    write_jsonl(directory / "data.jsonl", conversations())
     run = workflow.run("results/demo/compatibility/report.json")
     assert run.returncode == 0, run.output
     return workflow
@@ -102,13 +97,22 @@ def test_what_only_the_company_of_others_does_is_named_by_the_replay(
         assert "enable_prefix_caching=True" in log
 
 
-@pytest.mark.parametrize("fault", ["swap", "above"])
-def test_what_the_engine_repeats_is_not_for_the_replay_to_see(
-    tmp_path: Path, tiny_llama: Path, fault: str
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("above", "slot 2 (layer 5) holds the states after layer 6"),
+        pytest.param("swap", "slots 1 and 2 (layers 4 and 5) are swapped", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_the_engine_repeats_is_named_by_the_reference(
+    tmp_path: Path, tiny_llama: Path, fault: str, told: str
 ) -> None:
+    """Among others or alone, it does the same: the replay sees nothing."""
     workflow = tokenized(tmp_path / "run", tiny_llama, TRANSFORMERS)
     workflow.faults = {fault: True}
-    run = workflow.run("extract")
-    assert run.returncode == 0, run.output
+    run = workflow.run("all")
+    assert run.returncode != 0
     assert replayed(run) == {}
-    assert json.loads(workflow.ledger("001").read_text())["replay"]["slots"][0]["max"] == 0.0
+    assert told in (workflow.results / "reference.failed.json").read_text()
+    assert told in run.output
+    assert not (workflow.results / "training_set").exists()

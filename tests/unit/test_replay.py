@@ -100,6 +100,7 @@ def repeated(values: np.ndarray) -> np.ndarray:
             rows(64, 128, 0.3 * OTHER + GOOD),
             ["64 of 150 tokens, 64 to 127", "differ by 30%", "more than rounding"],
         ),
+        (rows(40, T, OTHER), ["110 of 150 tokens, 40 to 149", "mixed up in the batch"]),
         (rows(0, 48, OTHER), ["48 of 150 tokens, 0 to 47", "prefix cache"]),
         (lambda values: np.roll(values, 1, axis=0), ["token 0 has the state of token 149", "mixed up"]),
         (lambda values: values * 1.2, ["150 of 150 tokens", "differ by 20%", "more than rounding explains"]),

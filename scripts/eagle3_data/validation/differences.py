@@ -15,6 +15,8 @@ LOOKED_AT = 64
 """Wrong rows, evenly spaced, by which it is found out what they are instead."""
 WHOLE = 0.9
 """Part of a sample's rows from which on the sample is wrong as a whole."""
+MOST = 0.5
+"""Of the rows after the first wrong one: what comes before is right where two requests begin alike."""
 SEARCHED_ROWS = 8192
 """How far around a wrong row the sample is searched for the token whose state it is."""
 
@@ -91,7 +93,10 @@ def describe_difference(
         return Difference(place, *LAYER)
     if len(rows) > WHOLE * len(wrong):
         return Difference(place, *MIXED)
-    return Difference(place, *(PREFIX if first == 0 and source is None and last + 1 < len(wrong) else CHUNK))
+    if first == 0 and source is None and last + 1 < len(wrong):
+        return Difference(place, *PREFIX)
+    to_the_end = last + 1 > WHOLE * len(wrong) and len(rows) > MOST * (len(wrong) - first)
+    return Difference(place, *(MIXED if to_the_end else CHUNK))
 
 
 def _other_slot(
