@@ -20,6 +20,7 @@ class Progress:
     def __init__(self, what: str, unit: str, total: int) -> None:
         self._what, self._unit, self._total = what, unit, total
         self._done = self._tokens = self._failed = 0
+        self._ended = False
         self._started = self._last_line = time.monotonic()
         self._bar = (
             tqdm(total=total or None, desc=what, unit=f" {unit}", dynamic_ncols=True)
@@ -55,13 +56,20 @@ class Progress:
             left = f", {elapsed_s / self._done * (self._total - self._done):,.0f} s left"
         say(f"{self._what}: {self._done}{of} {self._unit}, {self._rates()}, {elapsed_s:,.0f} s{left}")
 
+    def end(self) -> None:
+        """Say the last line now: what follows is no part of the work."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._bar is not None:
+            self._bar.close()
+        else:
+            self._line()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        else:
-            self._line()
+        self.end()

@@ -236,6 +236,11 @@ class StripeRun(ABC):
             Progress(progress, "samples", self._missing) as bar,
         ):
             flight = Flight(committer, pool, self._outcomes, bar)
+
+            def at_end(engine: EngineProcess) -> None:
+                bar.end()
+                self._at_end(engine)
+
             feeding = Feeding(
                 start_engine,
                 self._job.extraction,
@@ -245,7 +250,7 @@ class StripeRun(ABC):
                 self._on_ready,
                 self._crashes,
                 in_flight,
-                self._at_end,
+                at_end,
                 in_groups,
             )
             feeding.run()
