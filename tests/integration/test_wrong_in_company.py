@@ -22,14 +22,15 @@ SYSTEM = "You are a patient teacher, and answer in whole sentences."
 
 
 def conversations() -> list[dict[str, Any]]:
-    """Of the demo, of more than 128 tokens; all begin with the same ones, which are fewer than 64."""
+    """Of the demo, of more than 128 tokens, the longest first; all begin with the same ones, which are fewer
+    than 64."""
     lines = (ROOT / "config/demo/conversations.jsonl").read_text(encoding="utf-8").splitlines()
     plain = [
         row for row in map(json.loads, lines) if row["messages"] and row["messages"][0]["role"] == "user"
     ]
     plain.sort(key=lambda row: sum(len(message["content"]) for message in row["messages"]))
     system = {"role": "system", "content": SYSTEM}
-    return [{**row, "messages": [system, *row["messages"]]} for row in plain[-SAMPLES:]]
+    return [{**row, "messages": [system, *row["messages"]]} for row in plain[: -SAMPLES - 1 : -1]]
 
 
 def tokenized(directory: Path, target: Path, engine: str) -> Workflow:
