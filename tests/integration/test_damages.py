@@ -36,7 +36,11 @@ EXTRACTED = {
     "extraction/batches/00001.json": damages.GATE,
 }
 """Files of a run that is extracted."""
-ASSEMBLED = {**EXTRACTED, "validation/00001.json": damages.VERDICT}
+ASSEMBLED = {
+    **EXTRACTED,
+    "validation/00001.json": damages.VERDICT,
+    "reference.json": damages.RECORD,
+}
 """Files of a run whose training set is assembled."""
 REMEDIES = (
     re.compile(r"(results/[^\s:;,']+)[^\n]*?;? ?(?:delete it|delete both) and run the same command again"),

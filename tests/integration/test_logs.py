@@ -34,6 +34,7 @@ RULES = {
         "results/test/validation/00000.json",
         "validate_batch/00000.log",
     ),
+    "prove_target": ("results/test/reference.json", "results/test/reference.json", "prove_target.log"),
     "assemble_training_set": (
         "results/test/training_set",
         "results/test/training_set",
