@@ -49,6 +49,7 @@ rule all:
         files_before_extraction,
         extracted_batches,
         validated_batches,
+        "<results>/reference.json",
         training_set,
 
 
