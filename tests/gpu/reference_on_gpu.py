@@ -79,7 +79,9 @@ def write_checkpoint(directory: Path, layers: int) -> int:
         tensors = {f"{prefix}{name}.weight": matrix(*shape) for name, shape in shapes.items()}
         norms = (f"{prefix}{name}.weight" for name in ("input_layernorm", "post_attention_layernorm"))
         save(f"layer-{layer:02d}.safetensors", tensors | {name: norm() for name in norms})
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
