@@ -185,24 +185,24 @@ class _Parts:
     def _read(self, part: str) -> None:
         missing = dict.fromkeys(self._needed[part])
         for name in self._needed[part]:
-            for target, value in self._values(name).items() if name in missing else ():
+            for target, value in self._values(name, self._device).items() if name in missing else ():
                 self._check_shape(target, value)
                 self._put(target, value)
                 missing.pop(target, None)
         if missing:
             raise InputError(f"{self._stored.directory} holds no weights for {next(iter(missing))}")
 
-    def _values(self, name: str) -> dict[str, torch.Tensor]:
+    def _values(self, name: str, device: str) -> dict[str, torch.Tensor]:
         """What is stored for the model's tensor `name`, and what comes with it from the same conversion."""
         known = next((one for one in (name, self._tied.get(name)) if one in self._sources), None)
         if known is None:
             return {}
         source = self._sources[known]
         if source.conversion is None:
-            return {name: self._stored.values(source.tensors[0][1], self._device)}
+            return {name: self._stored.values(source.tensors[0][1], device)}
         conversion = copy.deepcopy(source.conversion)
         for pattern, stored in source.tensors:
-            read = partial(self._stored.values, stored, self._device)
+            read = partial(self._stored.values, stored, device)
             conversion.add_tensor(known, stored, pattern, read)
         converted = conversion.convert(known, model=self._model, config=self._model.config)
         return {
@@ -212,12 +212,12 @@ class _Parts:
     def _read_rows(self, name: str, token_ids: torch.Tensor) -> torch.Tensor:
         """Of the embedding `name`, only the rows of the given token ids. Returns their numbers among these
         rows."""
-        rows = self._values(name).get(name)
+        rows = self._values(name, "cpu").get(name)  # there, plain rows are mapped, not read
         if rows is None:
             raise InputError(f"{self._stored.directory} holds no weights for {name}")
         self._check_shape(name, rows)
         ids, numbers = torch.unique(token_ids, return_inverse=True)
-        self._put(name, rows[ids.to(rows.device)].to(self._device))
+        self._put(name, rows[ids.cpu()].to(self._device))
         return numbers
 
     def _check_shape(self, name: str, value: torch.Tensor) -> None:
