@@ -34,7 +34,6 @@ from tiny_models import LAYERS, VOCABULARY, tiny_model
 
 SLOTS = (1, 2, 3, LAYERS)
 HIDDEN_SIZE = 64
-ROWS_A_BATCH = 4
 OWN_SECTIONS = ("data", "extraction", "tokenization", "training_set")
 
 
@@ -49,6 +48,7 @@ class MadeRun:
     random_states: bool = False
     layers: tuple[int, ...] = SLOTS
     dtype: str = "float32"
+    rows_a_batch: int = 4
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class MadeRun:
         for batch, entry in self.index.batches.items():
             fingerprint = self.identity.batch_fingerprint(entry.fingerprint)
             Gate(batch, fingerprint, "ledger", entry.samples, []).write(self.run.gate(batch))
-            start = entry.row_group * ROWS_A_BATCH
+            start = entry.row_group * self.rows_a_batch
             BatchVerdict(
                 batch, fingerprint, self.identity.extraction_id, entry.samples, entry.tokens,
                 sum(sizes[start : start + entry.samples]),
@@ -140,8 +140,8 @@ class MadeRun:
         frequencies = np.zeros(VOCABULARY, np.int64)
         batches = {}
         with pq.ParquetWriter(self.run.samples, SCHEMA) as writer:
-            for group, start in enumerate(range(0, self.rows, ROWS_A_BATCH)):
-                rows = range(start, min(start + ROWS_A_BATCH, self.rows))
+            for group, start in enumerate(range(0, self.rows, self.rows_a_batch)):
+                rows = range(start, min(start + self.rows_a_batch, self.rows))
                 ids, masks = [self.ids(row) for row in rows], [self.mask(row) for row in rows]
                 for one, mask in zip(ids, masks, strict=True):
                     np.add.at(frequencies, np.array(one)[np.array(mask) == 1], 1)
@@ -192,7 +192,7 @@ class MadeRun:
 
     def leave_out(self, row: int) -> None:
         """As a failed sample that `max_failed_fraction` allowed."""
-        batch = f"{row // ROWS_A_BATCH:05d}"
+        batch = f"{row // self.rows_a_batch:05d}"
         gate, verdict = Gate.read(self.run.gate(batch)), BatchVerdict.read(self.run.verdict(batch))
         key = sample_key(self.ids(row))
         record = self.run.extraction / f"failures/{batch}/001-{key}.json"

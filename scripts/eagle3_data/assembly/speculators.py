@@ -104,7 +104,7 @@ def link_rows(
     samples: Path, store: Store, directory: Path, rows: int, without: Collection[str]
 ) -> dict[str, int]:
     """Link every row's states as hidden_states/hs_<row>.safetensors; returns how many were linked in which
-    way."""
+    way. Raises InputError where states are missing, or are of another extraction."""
     ways: dict[str, int] = {}
     (directory / STATES).mkdir()
     with Progress("links", "samples", rows) as progress:
@@ -113,6 +113,12 @@ def link_rows(
                 raise InputError(
                     f"sample {name.sample_id} ({name.key}) is no longer in the store {store.directory}; run"
                     " the same command to extract it again"
+                )
+            if (found := store.read_sidecar(name.key).extraction_id) != store.extraction_id:
+                raise InputError(
+                    f"{store.sidecar_path(name.key)} says that its states are of extraction {found}, and this"
+                    f" set is of {store.extraction_id}: a set of several targets or layers trains nothing;"
+                    " call scripts/store.py verify --quarantine, then run the same command again"
                 )
             way = link_states(store.states_path(name.key), directory / STATES / states_name(row))
             ways[way] = ways.get(way, 0) + 1

@@ -31,7 +31,7 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import check_contents, check_sizes, seal_files
 from eagle3_data.samples import SampleFile
-from eagle3_data.store import Sidecar, Store
+from eagle3_data.store import Store
 from eagle3_data.validation.verdict import BatchVerdict
 
 TABLE = pa.schema([("key", pa.string()), ("size_bytes", pa.int64()), ("xxh3_128", pa.string())])
@@ -71,11 +71,10 @@ def seal_set(
     batches: Mapping[str, str],
     formats: Collection[str] = (),
 ) -> None:
-    """Seal the set in `directory`, whose rows are those of `samples` but for the keys of `without`. Raises
-    InputError where a row's states are of another extraction."""
+    """Seal the set in `directory`, whose rows are those of `samples` but for the keys of `without`."""
     rows = 0
     with pq.ParquetWriter(directory / STATES_TABLE, TABLE, compression="zstd") as writer:
-        sidecars = (_sidecar(store, name.key) for name in SampleFile(samples).all_names(without))
+        sidecars = (store.read_sidecar(name.key) for name in SampleFile(samples).all_names(without))
         facts = ((one.key, one.size_bytes, one.xxh3_128) for one in sidecars)
         while chunk := [one for one, _ in zip(facts, range(ROWS_AT_ONCE), strict=False)]:
             columns = [pa.array(column, one.type) for column, one in zip(zip(*chunk), TABLE, strict=True)]  # noqa: B905
@@ -85,17 +84,6 @@ def seal_set(
     sealed_at_ns = (directory / STATES_TABLE).stat().st_mtime_ns
     seal = SetSeal(rows, sealed_at_ns, seal_files(directory, names), dict(batches), list(formats))
     seal.write(directory / SEAL)
-
-
-def _sidecar(store: Store, key: str) -> Sidecar:
-    sidecar = store.read_sidecar(key)
-    if sidecar.extraction_id != store.extraction_id:
-        raise InputError(
-            f"{store.sidecar_path(key)} says that its states are of the extraction {sidecar.extraction_id},"
-            f" and this set is of {store.extraction_id}: a set of several targets or layers trains nothing;"
-            " run scripts/store.py verify --quarantine, then the same command again"
-        )
-    return sidecar
 
 
 def _sealed_names(directory: Path, formats: Collection[str]) -> Iterator[str]:
