@@ -43,7 +43,7 @@ NO_START = {
 }
 """vLLM refuses them with these words."""
 NEED_TORCHVISION = {
-    "Gemma-4-E2B",
+    "Gemma-4-E2B", "LLaVA-1.5-7B",
     "Qwen2.5-VL-7B-flat", "Qwen2.5-VL-7B-nested", "Qwen3-VL-8B", "Qwen3.5-4B", "Qwen3.5-4B-text",
 }  # fmt: skip
 """vLLM's modules for them import it; the pinned CPU environment does not have it."""
