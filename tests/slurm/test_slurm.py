@@ -3,6 +3,7 @@ retried alone."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def test_the_demo_runs_as_one_eight_gpu_job_and_a_failed_batch_is_retried_alone(
     assert workflow.targets() == [batch for batch in sorted(workflow.batches()) if batch != "00001"]
     assert "refused for the test" in workflow.log("extract_batch/00001.log")
     assert "rerun only what is missing" in failed.output
+    assert re.search(r"^pass 001 stripe 0 on \S+, SLURM job \d+: \w", failed.output, re.MULTILINE)
     workflow.faults = {}
     retried = workflow.run("extract")
     assert retried.returncode == 0, retried.output
