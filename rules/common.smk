@@ -243,6 +243,11 @@ def generation_fingerprint(wildcards):
     return GENERATION_PLAN.fingerprint(wildcards.batch)
 
 
+def validation_of_batch(wildcards):
+    made = planned().validated_by(wildcards.batch)
+    return ancient(made.ledger) if made.exists else made.ledger
+
+
 def batch_fingerprint(wildcards):
     return PLAN.fingerprint(wildcards.batch)
 

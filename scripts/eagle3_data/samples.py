@@ -103,6 +103,12 @@ class SampleFile:
         for row_group in range(self._file.num_row_groups):
             yield from (name for name in self.names(row_group) if name.key not in without)
 
+    def all_ids(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Key and token ids [T] int32 of each sample in training order, one batch in memory."""
+        for row_group in range(self._file.num_row_groups):
+            table = self._read(row_group, ["key", "input_ids"])
+            yield from zip(table["key"].to_pylist(), _pieces(table["input_ids"], TOKEN_IDS), strict=True)
+
     def all_samples(self, without: Collection[str] = ()) -> Iterator[Sample]:
         """Samples in training order but for the keys of `without`, one batch in memory."""
         for row_group in range(self._file.num_row_groups):

@@ -121,6 +121,9 @@ class Prover:
         ]
         elapsed_s = self.script("extract_pass", "--config", self.config, "--results", results, *extract)
         ledger = json.loads(ledger_path.read_text())
+        validated = results / "validation/passes/001/001/0.json"
+        validate = ["--results", results, "--extracted", "001/0", "--threads", "8", "--ledger", validated]
+        self.script("validate_pass", "--config", self.config, *validate)
         for batch, outcome in ledger["batches"].items():
             fingerprint = ["--fingerprint", outcome["fingerprint"]]
             self.script(
@@ -135,12 +138,13 @@ class Prover:
             )
             self.script(
                 "validate_batch",
-                "--config",
-                self.config,
                 "--results",
                 results,
                 "--batch",
                 batch,
+                *fingerprint,
+                "--ledger",
+                validated,
                 "--output",
                 results / f"validation/{batch}.json",
             )

@@ -29,6 +29,11 @@ RULES = {
         "results/test/extraction/batches/00000.json",
         "extract_batch/00000.log",
     ),
+    "validate_pass": (
+        "results/test/validation/passes",
+        "results/test/validation/00000.json",
+        "validate_pass/002/001/0.log",
+    ),
     "validate_batch": (
         "results/test/validation/00000.json",
         "results/test/validation/00000.json",

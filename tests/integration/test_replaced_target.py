@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_data.records import write_json
 from integration.workflow import Workflow
 
 pytestmark = pytest.mark.slow
@@ -63,19 +64,24 @@ def test_neither_pass_nor_validation_reads_a_target_that_is_not_the_described_on
         in ledger["failure"]["message"]
     )
     assert "delete results/test/target.json" in ledger["failure"]["message"]
-    gate = {
-        "format_version": 1,
-        "batch": "00000",
-        "fingerprint": "f",
-        "ledger": "l",
-        "samples": 2,
-        "left_out": [],
+    batches = {
+        "00000": {
+            "state": "complete",
+            "fingerprint": json.loads(fast.ledger("001").read_text())["batches"]["00000"]["fingerprint"],
+            "samples": 2,
+            "left_out": [],
+            "failed": [],
+            "not_reached": 0,
+        }
     }
-    (fast.results / "extraction/batches").mkdir()
-    (fast.results / "extraction/batches/00000.json").write_text(json.dumps(gate))
-    script = [sys.executable, str(fast.root / "scripts/validate_batch.py"), "--config", "config.yaml"]
+    facts = {"pass": "001", "stripe": 0, "extraction_id": "e"}
+    write_json(fast.ledger("001"), {**json.loads(fast.ledger("001").read_text()), "batches": batches})
+    made = {"batch": "00000", "fingerprint": "f", "samples": [], "left_out": []}
+    write_json(fast.results / "extraction/records/00000.json", {**facts, **made})
+    script = [sys.executable, str(fast.root / "scripts/validate_pass.py"), "--config", "config.yaml"]
+    ledger_path = "results/test/validation/passes/001/001/0.json"
     done = subprocess.run(
-        [*script, "--results", "results/test", "--batch", "00000", "--output", "verdict.json"],
+        [*script, "--results", "results/test", "--extracted", "001/0", "--ledger", ledger_path],
         cwd=fast.directory,
         capture_output=True,
         text=True,
@@ -83,4 +89,4 @@ def test_neither_pass_nor_validation_reads_a_target_that_is_not_the_described_on
     )
     assert done.returncode == 1
     assert "no longer holds the checkpoint" in done.stderr and "Traceback" not in done.stderr
-    assert not (fast.directory / "verdict.json").exists()
+    assert not (fast.directory / ledger_path).exists()

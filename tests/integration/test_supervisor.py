@@ -379,7 +379,7 @@ def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command
     write_jsonl(workflow.directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
     for log, made in (
         ("tokenize_dataset.log", "tokens/batches.json"),
-        ("validate_batch/00001.log", "validation/00001.json"),
+        ("validate_pass/001/001/0.log", "validation/passes/001/001/0.json"),
         ("assemble_training_set.log", "training_set/provenance.json"),
     ):
         snakemake = workflow.start("all")

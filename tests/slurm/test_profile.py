@@ -87,16 +87,16 @@ def test_the_profile_may_set_the_walltime(planned: SlurmWorkflow) -> None:
 
 
 def test_small_jobs_ask_for_no_device(planned: SlurmWorkflow) -> None:
-    asked = resources_of(planned.run("--dry-run", "validate"), "validate_batch")
+    asked = resources_of(planned.run("--dry-run", "validate"), "validate_pass")
     assert "gpu" not in asked
-    assert (asked["runtime"], asked["mem_mb"], asked["slurm_partition"]) == ("30", "16000", "main")
+    assert (asked["runtime"], asked["mem_mb"], asked["slurm_partition"]) == ("480", "16000", "main")
 
 
 def test_resources_on_the_command_line_replace_those_of_the_profile(planned: SlurmWorkflow) -> None:
     planned.resources = ("gpu=4",)
     asked = resources_of(planned.run("--dry-run", "extract"), "extract_pass")
     assert (asked["gpu"], asked["nodes"], asked["runtime"]) == ("4", "1", str(SHORTEST_MIN + 2))
-    assert resources_of(planned.run("--dry-run", "validate"), "validate_batch")["mem_mb"] == "8000"
+    assert resources_of(planned.run("--dry-run", "validate"), "validate_pass")["mem_mb"] == "8000"
 
 
 def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_paths_are_filled_in(

@@ -22,7 +22,7 @@ from eagle3_data.records.batch_index import BatchEntry, BatchIndex, SampleName
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import seal_files
 from eagle3_data.target import TargetDescription
-from eagle3_data.validation.verdict import BatchVerdict
+from eagle3_data.validation.verdict import BatchVerdict, ValidationLedger
 
 FACTS = {"number": "001", "stripe": 0, "extraction_id": "e"}
 TARGET = TargetDescription(
@@ -50,6 +50,8 @@ FILES = {
     "gate": ("extraction/batches/00000.json", damages.GATE),
     "verdict": ("validation/00000.json", damages.VERDICT),
     "rejected": ("validation/rejected/00000.json", damages.RECORD),
+    "validated": ("validation/records/00000.json", damages.VERDICT),
+    "validation": ("validation/passes/001/001/0.json", damages.RECORD),
 }
 
 
@@ -71,6 +73,8 @@ def results(tmp_path: Path) -> Path:
     verdict = BatchVerdict("00000", "f", "e", 1, 10, 99)
     verdict.write(run.verdict("00000"))
     verdict.write(run.rejected("00000"))
+    verdict.write(run.validation_record("00000"))
+    ValidationLedger("001", "001/0", "e", {"00000": ""}).write(run.validation_ledger("001", "001/0"))
     return results
 
 

@@ -44,6 +44,11 @@ def require_proof(run: RunPaths, index: BatchIndex, identity: ExtractionIdentity
             "samples": gate.samples,
             "rejected": {},
         }
+        if run.rejected(batch).exists():
+            raise InputError(
+                f"a sample of batch {batch} was rejected after its validation ({run.rejected(batch)});"
+                " run the same command again, which extracts it again"
+            )
         if wrong := [name for name, value in expected.items() if getattr(verdict, name) != value]:
             raise InputError(
                 f"{run.verdict(batch)} does not prove batch {batch} as it is now ({', '.join(wrong)});"
@@ -61,7 +66,8 @@ def reject_changed(run: RunPaths, index: BatchIndex, store: Store, without: Coll
     for batch, entry in index.batches.items():
         keys = [name.key for name in samples.names(entry.row_group) if name.key not in without]
         verdict = BatchVerdict.read(run.verdict(batch))
-        if _is_as_validated(store, keys, verdict, run.verdict(batch).stat().st_mtime_ns):
+        validated_at_ns = verdict.validated_at_ns or run.verdict(batch).stat().st_mtime_ns
+        if _is_as_validated(store, keys, verdict, validated_at_ns):
             continue
         faults = [fault for key in dict.fromkeys(keys) if (fault := fault_of(store, key))]
         for fault in faults:

@@ -50,7 +50,7 @@ from eagle3_data.validation.reference_cost import (
     rough_size,
 )
 from eagle3_data.validation.reference_verdict import Reference
-from eagle3_data.validation.verdict import BatchVerdict
+from eagle3_data.validation.verdict import BatchVerdict, ValidationLedger
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,16 @@ class Plan(PassPlan):
     def __init__(self, config: Config, run: RunPaths) -> None:
         super().__init__(run, PassPaths(run.extraction))
         self._config = config
+        self._verdicts = self._read_validation_records()
+        validated = {path.parents[1].name for path in run.validation_ledgers()}
+        validated |= {verdict.number for verdict in self._verdicts.values()}
+        last = max((int(one) for one in validated if re.fullmatch(r"\d{3,9}", one)), default=0)
+        self.next_validation = f"{1 + last:03d}"
+        self.unvalidated = (
+            _none_of("/".join(path.with_suffix("").parts[-3:]) for path in run.validation_ledgers())
+            + r"\d\d\d+"
+        )
+        """Pattern of the `<number>` of `<number>/<extracted>.json` that `validate_pass` may still make."""
 
     def extraction_id(self) -> str:
         """Of what the configuration asks for now; empty if that is not known: invalid layer ids, a
@@ -241,6 +251,26 @@ class Plan(PassPlan):
             return Made(str(self._paths.stored_ledger(self.next_number)), False)
         return made
 
+    def validated_by(self, batch: str) -> Made:
+        """The ledger of the job that validated `batch` as it was extracted, or else the one that will: of the
+        pass that extracts the batch, so that what another pass does is not waited for."""
+        made, verdict = self.made_by(batch), self._verdicts.get(batch)
+        extracted = "/".join(Path(made.ledger).with_suffix("").parts[-2:])
+        if made.exists and verdict and verdict.extracted == extracted:
+            ledger = self._run.validation_ledger(verdict.number, extracted)
+            if verdict.fingerprint == self.fingerprint(batch) and ledger.exists():
+                return Made(str(ledger), True)
+        return Made(str(self._run.validation_ledger(self.next_validation, extracted)), False)
+
+    def _read_validation_records(self) -> dict[str, BatchVerdict]:
+        found = {}
+        for path in sorted(self._run.validation.glob("records/*.json")):
+            try:
+                found[path.stem] = BatchVerdict.read(path)
+            except InputError:
+                self._damaged.append(path)
+        return found
+
     def _kinds(self) -> tuple[tuple[Path, type[Record]], ...]:
         return (
             (self._run.target, TargetDescription),
@@ -250,6 +280,7 @@ class Plan(PassPlan):
             (self._run.gate("*"), Gate),
             (self._run.verdict("*"), BatchVerdict),
             (self._run.rejected("*"), BatchVerdict),
+            (self._run.validation_ledger("[0-9]*", "[0-9]*/*"), ValidationLedger),
             (self._run.reference, Reference),
         )
 

@@ -25,10 +25,10 @@ from eagle3_data.samples import SampleFile
 from eagle3_data.store import Store
 from eagle3_data.target import TargetDescription, read_model_config
 from eagle3_data.validation.layer_errors import StoredSample
+from eagle3_data.validation.reading import open_checked
 from eagle3_data.validation.reference import ReferenceTarget, TooCostlyError, compare
 from eagle3_data.validation.reference_cost import LONGEST_ROWS
 from eagle3_data.validation.reference_verdict import DIRECTORY, EngineReference, Reference
-from eagle3_data.validation.samples import open_checked
 
 OTHER_MODELS = ("hf_overrides", "hf_config_path", "rope_scaling", "rope_theta")
 """Engine arguments with which the engine computes another model than config.json describes."""
@@ -168,7 +168,7 @@ class ReferenceRun:
 
     def _open(self, candidate: Candidate) -> StoredSample:
         sample = next(one for one in self._file.samples(candidate.row_group) if one.key == candidate.key)
-        states, _ = open_checked(sample, self._store, self._identity, self._target.hidden_size)
+        states, *_ = open_checked(sample, self._store, self._identity, self._target.hidden_size)
         rows = min(LONGEST_ROWS, len(sample.token_ids))
         return StoredSample(sample.sample_id, sample.key, sample.token_ids, states, rows)
 

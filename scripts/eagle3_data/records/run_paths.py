@@ -113,13 +113,33 @@ class RunPaths:
         """Exists if and only if the batch is complete."""
         return self.extraction / "batches" / f"{batch}.json"
 
+    @property
+    def validation(self) -> Path:
+        return self.results / "validation"
+
+    def validation_ledger(self, number: str, extracted: str) -> Path:
+        """What one job validated of the pass and stripe `extracted`: the only declared output of the rule
+        `validate_pass`."""
+        return self.validation / "passes" / number / f"{extracted}.json"
+
+    def validation_ledgers(self) -> list[Path]:
+        return sorted(self.validation.glob("passes/[0-9]*/[0-9]*/*.json"))
+
+    def validation_record(self, batch: str) -> Path:
+        """The verdict of a batch, whatever it is, as the job wrote it."""
+        return self.validation / "records" / f"{batch}.json"
+
+    def validation_table(self, batch: str) -> Path:
+        """What was measured of each sample and slot of a batch."""
+        return self.validation / "tables" / f"{batch}.parquet"
+
     def verdict(self, batch: str) -> Path:
-        """Exists if and only if every sample of the batch is proven."""
-        return self.results / "validation" / f"{batch}.json"
+        """Exists if and only if no sample of the batch is rejected."""
+        return self.validation / f"{batch}.json"
 
     def rejected(self, batch: str) -> Path:
         """Keys that validation rejected, for the next pass to quarantine."""
-        return self.results / "validation" / "rejected" / f"{batch}.json"
+        return self.validation / "rejected" / f"{batch}.json"
 
     @property
     def reference(self) -> Path:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,23 @@ DEGENERATE_OCTAVES = 24
 outliers, in rows that gather attention, of up to 2^17 times the usual size (Sun et al., Massive Activations
 in Large Language Models, 2024); a row with one number left, or with one that overflowed, is far above."""
 LOOKED_AT = 64
-"""Numbers of a row, evenly spaced, by which its usual size is judged."""
+"""Numbers of a row, evenly spaced, by which its usual size is judged, where a quarter of them says that it
+may be degenerate."""
 
 
 @dataclass(frozen=True)
 class States:
     """A sample's states, mapped from the file: `bits` [T, L, H] unsigned integers of the dtype's width,
-    `token_ids` [T] int64."""
+    `token_ids` [T] int64. `file` maps all its bytes, among which those of `bits` begin at `begin`."""
 
     dtype: str
     bits: np.ndarray
     token_ids: np.ndarray
     provenance: dict[str, str]
+    file: mmap.mmap
+    begin: int
 
-    def values(self, rows: slice = slice(None), slot: int | slice = slice(None)) -> np.ndarray:
+    def values(self, rows: slice | np.ndarray = slice(None), slot: int | slice = slice(None)) -> np.ndarray:
         """float32 of the chosen rows and slots, exact."""
         bits = self.bits[rows, slot]
         return (bits.astype("<u4") << 16).view(np.float32) if self.dtype == "BF16" else bits.view(np.float32)
@@ -56,7 +60,8 @@ def open_states(path: Path) -> States:
     StorageError where it may not be read."""
     try:
         with open_regular(path) as file:
-            raw = np.memmap(file, dtype=np.uint8, mode="r")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        raw = np.frombuffer(mapped, dtype=np.uint8)
         length = int.from_bytes(raw[:8].tobytes(), "little")
         if length > raw.size - 8:
             raise ValueError(f"header of {length} bytes in a file of {raw.size}")
@@ -72,6 +77,8 @@ def open_states(path: Path) -> States:
             _tensor(raw, 8 + length, states, BITS[states.dtype]),
             _tensor(raw, 8 + length, ids, TOKEN_IDS),
             _provenance(header.metadata.get("provenance", "{}")),
+            mapped,
+            8 + length + states.data_offsets[0],
         )
     except PermissionError as error:
         raise StorageError(explain_unusable(error, path)) from None
@@ -144,47 +151,77 @@ def structure_problems(
 def number_problems(states: States) -> list[tuple[str, str]]:
     """Rows that are not finite, all zero or degenerate, and slots that are the same in every row, as (id,
     message)."""
-    problems = []
-    bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": [], "degenerate": []}
-    for start, bits in _chunks(states.bits):
-        largest = (bits & SIGNLESS[states.dtype]).max(axis=-1)  # [rows, layers]
-        infinite, zero = largest >= INFINITY[states.dtype], largest == 0
-        found = (infinite, zero, _degenerate(bits, largest, states.dtype) & ~infinite & ~zero)
-        for name, rows in zip(bad, found, strict=True):
-            bad[name] += [(start + int(t), int(k)) for t, k in np.argwhere(rows)]
-    for name, places in bad.items():
-        if places:
-            examples = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
-            problems.append(
-                (
-                    name,
+    check = NumberCheck(states.dtype)
+    for start in range(0, len(states.bits), CHUNK_ROWS):
+        check.take(states.bits[start : start + CHUNK_ROWS])
+    return check.problems(states.token_ids)
+
+
+class NumberCheck:
+    """Looks at the numbers of a sample, some rows at a time."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._rows = 0
+        self._bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": [], "degenerate": []}
+        self._first: np.ndarray | None = None
+        self._constant: list[int] = []
+        self._magnitudes: np.ndarray | None = None
+
+    def take(self, bits: np.ndarray) -> np.ndarray:
+        """The next rows [rows, layers, H]. Returns the bits [rows, layers] of each one's largest magnitude:
+        those are in order of size."""
+        if self._magnitudes is None or len(self._magnitudes) < len(bits):
+            self._magnitudes = np.empty_like(bits)
+        magnitudes = self._magnitudes[: len(bits)]
+        np.bitwise_and(bits, bits.dtype.type(SIGNLESS[self._dtype]), out=magnitudes)
+        largest: np.ndarray = magnitudes.max(axis=-1)
+        infinite, zero = largest >= INFINITY[self._dtype], largest == 0
+        found = (infinite, zero, _degenerate(magnitudes, largest, self._dtype) & ~infinite & ~zero)
+        for name, rows in zip(self._bad, found, strict=True):
+            if rows.any():
+                self._bad[name] += [(self._rows + int(t), int(k)) for t, k in np.argwhere(rows)]
+        if self._first is None:
+            self._first, self._constant = bits[0].copy(), list(range(bits.shape[1]))
+        self._constant = [k for k in self._constant if _is_constant(bits[:, k], self._first[k])]
+        self._rows += len(bits)
+        return largest
+
+    def problems(self, token_ids: np.ndarray) -> list[tuple[str, str]]:
+        problems = []
+        for name, places in self._bad.items():
+            if places:
+                examples = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
+                problems.append(
                     (
-                        f"{len(places)} state rows are {name.replace('-', ' ')}:"
-                        f" {examples}{' ...' if len(places) > 3 else ''}"
-                    ),
+                        name,
+                        (
+                            f"{len(places)} state rows are {name.replace('-', ' ')}:"
+                            f" {examples}{' ...' if len(places) > 3 else ''}"
+                        ),
+                    )
                 )
-            )
-    if len(states.bits) > 1 and len(set(states.token_ids.tolist())) > 1:
-        constant = [
-            slot
-            for slot in range(states.bits.shape[1])
-            if (states.bits[:, slot] == states.bits[0, slot]).all()
-        ]
-        if constant:
-            problems.append(
-                ("constant", f"slot {', '.join(map(str, constant))} has the same state at every token")
-            )
-    return problems
+        if self._constant and self._rows > 1 and (token_ids != token_ids[0]).any():
+            slots = ", ".join(map(str, self._constant))
+            problems.append(("constant", f"slot {slots} has the same state at every token"))
+        return problems
 
 
-def _degenerate(bits: np.ndarray, largest: np.ndarray, dtype: str) -> np.ndarray:
-    """Which rows [rows, layers] of `bits` [rows, layers, H] have mostly negligible numbers beside their
-    `largest` magnitude. Bits of magnitudes are in order of size; an octave is one step of the exponent."""
-    some = bits[..., :: max(1, bits.shape[-1] // LOOKED_AT)] & SIGNLESS[dtype]
-    least = largest - np.minimum(largest, bits.dtype.type(DEGENERATE_OCTAVES << MANTISSA_BITS[dtype]))
-    return np.count_nonzero(some < least[..., None], axis=-1) * 4 > some.shape[-1] * 3
+def _is_constant(rows: np.ndarray, first: np.ndarray) -> bool:
+    """Whether all `rows` [rows, H] equal `first`; most slots differ in a row that is looked at first."""
+    return bool((rows[-1] == first).all() and (rows == first).all())
 
 
-def _chunks(bits: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    for start in range(0, len(bits), CHUNK_ROWS):
-        yield start, bits[start : start + CHUNK_ROWS]
+def _degenerate(magnitudes: np.ndarray, largest: np.ndarray, dtype: str) -> np.ndarray:
+    """Which rows [rows, layers] of `magnitudes` [rows, layers, H] have mostly negligible numbers beside their
+    `largest`. Bits of magnitudes are in order of size; an octave is one step of the exponent."""
+    octaves = largest.dtype.type(DEGENERATE_OCTAVES << MANTISSA_BITS[dtype])
+    least = largest - np.minimum(largest, octaves)
+    step = max(1, magnitudes.shape[-1] // LOOKED_AT)
+    few = magnitudes[..., :: 4 * step]
+    suspect = np.count_nonzero(few < least[..., None], axis=-1) * 2 > few.shape[-1]
+    if not suspect.any():
+        return suspect
+    some = magnitudes[suspect][..., ::step]
+    suspect[suspect] = np.count_nonzero(some < least[suspect][..., None], axis=-1) * 4 > some.shape[-1] * 3
+    return suspect

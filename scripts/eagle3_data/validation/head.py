@@ -12,6 +12,7 @@ last slot is the residual stream after the last layer, before the final norm, at
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ class Head:
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """float32 logits [N, V] of states [N, H] before the final norm."""
         return self._run(states)[1]
+
+    def log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
+        """float32 [N, V] of the next token of states [N, H] before the final norm."""
+        return self.logits(states).log_softmax(dim=-1)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._projection.out_features
 
     def disagreements(self, states: torch.Tensor, greedy: torch.Tensor) -> list[int]:
         """Indices n where `greedy` [N] is neither the arg max of the logits of `states` [N, H] nor within
@@ -104,6 +113,21 @@ class Head:
             except _EnteredHead:
                 logits = torch.empty(len(states), 0)
         return self._projection.entered.reshape(len(states), -1), logits.reshape(len(states), -1)
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What stands for a head that is not available, and why."""
+
+    reason: str
+
+
+def find_head(directory: Path, trust_remote_code: bool = False) -> Head | Unknown:
+    """The end of the target's model; where it is not available, no sample is rejected for it."""
+    try:
+        return read_head(directory, trust_remote_code)
+    except InputError as error:
+        return Unknown(str(error))
 
 
 def read_head(directory: Path, trust_remote_code: bool = False) -> Head:

@@ -33,9 +33,11 @@ class AppliedProof(Record):
 @dataclass(frozen=True)
 class BatchVerdict(Record):
     """`validation/<batch>.json` where every sample passed, else `validation/rejected/<batch>.json`.
-    `rejected` maps a sample's key to the reason, which begins with the name of the proof."""
+    `rejected` maps a sample's key to the reason, which begins with the name of the proof. `extracted` is the
+    ledger of the pass that extracted the batch (its number and stripe), `number` that of the job that
+    validated it; what changed in the store after `validated_at_ns`, by the store's clock, was not seen."""
 
-    on_damage: ClassVar[str] = "delete it and run the same command again, which validates the batch again"
+    on_damage: ClassVar[str] = "delete it and run the same command again, which makes it again"
 
     batch: str
     fingerprint: str
@@ -46,6 +48,20 @@ class BatchVerdict(Record):
     rejected: dict[str, str] = field(default_factory=dict)
     proofs: list[AppliedProof] = field(default_factory=list)
     not_proven: list[str] = field(default_factory=list)
+    extracted: str = ""
+    number: str = ""
+    validated_at_ns: int = 0
+
+
+@dataclass(frozen=True)
+class ValidationLedger(Record):
+    """`validation/passes/<number>/<extracted>.json`: what became of each batch that the pass `extracted` had
+    completed. Empty where there is a verdict, which may reject samples; else why there is none."""
+
+    number: str
+    extracted: str
+    extraction_id: str
+    batches: dict[str, str]
 
 
 def merge_proofs(proofs: Iterable[AppliedProof]) -> list[AppliedProof]:

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import damages
-import validate_batch
 from eagle3_data.engines.base import states_metadata
 from eagle3_data.errors import InputError, StorageError
 from eagle3_data.hashing import sample_key
@@ -22,8 +21,11 @@ from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Store
-from eagle3_data.validation.head import Head, read_head
-from eagle3_data.validation.samples import Unknown, Verdict, validate_samples
+from eagle3_data.validation.coverage import not_proven_of_batch
+from eagle3_data.validation.head import Head, Unknown, find_head, read_head
+from eagle3_data.validation.judging import Judge
+from eagle3_data.validation.measuring import Measuring
+from eagle3_data.validation.verdict import AppliedProof
 
 HIDDEN, VOCAB, SAMPLES = 32, 50, 24
 IDENTITY = ExtractionIdentity(
@@ -45,13 +47,25 @@ CONFIG = {
 
 
 @dataclass
+class Verdict:
+    rejected: dict[str, str]
+    proofs: list[AppliedProof]
+
+
+def validate(samples: list[Sample], store: Store, head: Head | Unknown) -> Verdict:
+    measured = Measuring(store, IDENTITY, HIDDEN, head).measure(samples)
+    judge = Judge(store, head, "bfloat16", measured)
+    return Verdict(judge.rejected, judge.proofs(measured))
+
+
+@dataclass
 class Fixture:
     store: Store
     target: Path
     samples: list[Sample]
 
     def validate(self) -> Verdict:
-        return validate_samples(self.samples, self.store, IDENTITY, HIDDEN, read_head(self.target))
+        return validate(self.samples, self.store, read_head(self.target))
 
     def rewrite(self, change: Callable[[torch.Tensor], torch.Tensor], n: int = 1) -> None:
         """Change the states of sample n and commit them again, as an engine that is wrong would."""
@@ -105,7 +119,8 @@ def batch(tmp_path: Path) -> Fixture:
 def test_right_states_are_proven(batch: Fixture) -> None:
     verdict = batch.validate()
     assert verdict.rejected == {}
-    assert (verdict.samples, verdict.tokens) == (SAMPLES, 9 * SAMPLES)
+    assert all(proof.samples == SAMPLES for proof in verdict.proofs if proof.proof != "token-loss")
+    assert [proof.rows for proof in verdict.proofs[:3]] == [9 * SAMPLES] * 3
 
 
 def post_norm(fixture: Fixture) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -218,13 +233,11 @@ def test_a_row_of_which_next_to_nothing_is_left_is_rejected(batch: Fixture, left
 
 def test_the_verdict_says_what_was_proven_and_what_was_not(batch: Fixture) -> None:
     verdict = batch.validate()
-    assert [(proof.proof, proof.samples) for proof in verdict.proofs()] == [
-        ("structure", SAMPLES),
-        ("numbers", SAMPLES),
-        ("checksum", SAMPLES),
-        ("greedy-token", SAMPLES),
-    ]
-    assert any("any slot but the last" in text for text in verdict.not_proven())
+    names = ("structure", "numbers", "checksum", "greedy-token", "token-loss", "shared-rows")
+    assert [proof.proof for proof in verdict.proofs] == list(names)
+    not_proven = not_proven_of_batch(verdict.proofs)
+    assert any("any slot but the last" in text for text in not_proven)
+    assert any("no sample has 16 tokens or more" in text for text in not_proven)
 
 
 def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for_it(batch: Fixture) -> None:
@@ -232,11 +245,11 @@ def test_a_target_without_a_known_head_is_not_proven_and_nothing_is_rejected_for
     with pytest.raises(InputError, match="holds no weights for") as caught:
         read_head(batch.target)
     batch.rewrite(lambda states: states.flip(1))
-    verdict = validate_samples(batch.samples, batch.store, IDENTITY, HIDDEN, Unknown(str(caught.value)))
+    verdict = validate(batch.samples, batch.store, Unknown(str(caught.value)))
     assert verdict.rejected == {}
-    greedy = verdict.proofs()[-1]
+    greedy = next(proof for proof in verdict.proofs if proof.proof == "greedy-token")
     assert greedy.samples == 0 and greedy.unknown and "holds no weights for" in greedy.unknown
-    last = verdict.not_proven()[0]
+    last = not_proven_of_batch(verdict.proofs)[0]
     assert "a sample's last state: " in last and "holds no weights" in last
 
 
@@ -269,14 +282,14 @@ def test_every_damage_to_a_sample_rejects_it_alone_and_it_can_be_quarantined_and
 def test_a_sample_that_may_not_be_read_is_not_rejected(batch: Fixture, suffix: str) -> None:
     path = batch.store.states_path(batch.samples[2].key).with_suffix(suffix)
     with damages.forbidden(path), pytest.raises(StorageError, match="permission denied"):
-        validate_samples([batch.samples[2]], batch.store, IDENTITY, HIDDEN, Unknown("none"))
+        validate([batch.samples[2]], batch.store, Unknown("none"))
     assert batch.validate().rejected == {}
 
 
-def test_the_script_takes_the_reason_where_there_is_no_head(batch: Fixture, tmp_path: Path) -> None:
-    assert isinstance(validate_batch.find_head(batch.target, False), Head)
+def test_where_there_is_no_head_the_reason_is_taken(batch: Fixture) -> None:
+    assert isinstance(find_head(batch.target), Head)
     (batch.target / "config.json").write_text(
         json.dumps({**CONFIG, "architectures": ["No"], "model_type": "no"})
     )
-    found = validate_batch.find_head(batch.target, False)
+    found = find_head(batch.target)
     assert isinstance(found, Unknown) and "`no`" in found.reason
