@@ -1,13 +1,16 @@
 """Kinds of wrong states that an engine could write with a right checksum, and which proof sees each.
 
 A mutation gets the states [T, L, H] float32 of a sample and what else the engine had; it returns what the
-engine would have written. `docs/proofs.md` shows the table; `python tests/mutations.py` prints it.
+engine would have written. docs/proofs.md shows them all:
+
+    PYTHONPATH=scripts:tests python tests/mutations.py    writes its table
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -35,15 +38,28 @@ Damage = Callable[[Material], torch.Tensor]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`seen` maps a proof that is made of every sample to the share of damaged samples that it rejects at
-    least, on either demo target. `prefix`: shared-prefix sees it, where the sample shares one. `repeats`: the
-    engine would do the same again, so that a replay does not see it, only the reference."""
+    """`by` are the proofs of every sample that see it, in `share` of the damaged samples at least, `prefix`
+    says whether shared-prefix does, where the sample shares a prefix. `replay`, `reference`: these see it in
+    the samples that they look at; a reference sees some only in a model without experts. `repeats`: an engine
+    at fault does the same again, so that a replay sees it only if it happened once."""
 
     name: str
     damage: Damage
-    seen: dict[str, float] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    share: float = 1.0
     prefix: bool = False
+    replay: bool = True
+    reference: bool | None = True
+    """None: only without experts."""
     repeats: bool = False
+
+    def row(self) -> str:
+        """A line of the table in docs/proofs.md."""
+        few = "" if self.share == 1 else " (most)" if self.share > 0.5 else " (some)"
+        replay = "no" if not self.replay else "if it happened once" if self.repeats else "yes"
+        reference = {True: "yes", False: "no", None: "without experts"}[self.reference]
+        every = ", ".join(self.by) + few if self.by else "no"
+        return f"| {self.name} | {every} | {'yes' if self.prefix else 'no'} | {replay} | {reference} |"
 
 
 def slots(change: Callable[[torch.Tensor, Material], torch.Tensor], *which: int) -> Damage:
@@ -191,3 +207,18 @@ MUTATIONS = [
     Mutation("two tokens' rows swapped", rows(two_rows_swapped)),
     Mutation("one row too few", lambda m: m.states[:-1], repeats=True),
 ]  # fmt: skip
+
+PAGE = Path(__file__).parents[1] / "docs/proofs.md"
+BEGIN, END = "<!-- table of tests/mutations.py -->\n", "<!-- end -->"
+
+
+def page() -> str:
+    """docs/proofs.md with the table as it should be."""
+    head = "| what is wrong | proofs of every sample | shared prefix | replay | reference |\n"
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    table = head + "|---|---|---|---|---|\n" + "".join(f"{one.row()}\n" for one in MUTATIONS)
+    return f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

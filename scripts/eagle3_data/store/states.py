@@ -151,46 +151,43 @@ def structure_problems(
 def number_problems(states: States) -> list[tuple[str, str]]:
     """Rows that are not finite, all zero or degenerate, and slots that are the same in every row, as (id,
     message)."""
-    check = NumberCheck(states.dtype)
+    check = NumberCheck(states)
     for start in range(0, len(states.bits), CHUNK_ROWS):
-        check.take(states.bits[start : start + CHUNK_ROWS])
-    return check.problems(states.token_ids)
+        check.take(start, start + CHUNK_ROWS)
+    return check.problems()
 
 
 class NumberCheck:
-    """Looks at the numbers of a sample, some rows at a time."""
+    """Looks at the numbers of a sample, some rows at a time. `largest` holds the bits [T, layers] of each
+    row's largest magnitude; those are in order of size."""
 
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-        self._rows = 0
-        self._bad: dict[str, list[tuple[int, int]]] = {"not-finite": [], "all-zero": [], "degenerate": []}
-        self._first: np.ndarray | None = None
-        self._constant: list[int] = []
-        self._magnitudes: np.ndarray | None = None
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self.largest = np.zeros(states.bits.shape[:2], states.bits.dtype)
+        step = max(1, states.bits.shape[-1] // LOOKED_AT)
+        self._few_step = 4 * step
+        few = len(range(0, states.bits.shape[-1], self._few_step))
+        self._few = np.empty((*states.bits.shape[:2], few), states.bits.dtype)
+        self._constant = list(range(states.bits.shape[1]))
 
-    def take(self, bits: np.ndarray) -> np.ndarray:
-        """The next rows [rows, layers, H]. Returns the bits [rows, layers] of each one's largest magnitude:
-        those are in order of size."""
-        if self._magnitudes is None or len(self._magnitudes) < len(bits):
-            self._magnitudes = np.empty_like(bits)
-        magnitudes = self._magnitudes[: len(bits)]
-        np.bitwise_and(bits, bits.dtype.type(SIGNLESS[self._dtype]), out=magnitudes)
-        largest: np.ndarray = magnitudes.max(axis=-1)
-        infinite, zero = largest >= INFINITY[self._dtype], largest == 0
-        found = (infinite, zero, _degenerate(magnitudes, largest, self._dtype) & ~infinite & ~zero)
-        for name, rows in zip(self._bad, found, strict=True):
-            if rows.any():
-                self._bad[name] += [(self._rows + int(t), int(k)) for t, k in np.argwhere(rows)]
-        if self._first is None:
-            self._first, self._constant = bits[0].copy(), list(range(bits.shape[1]))
-        self._constant = [k for k in self._constant if _is_constant(bits[:, k], self._first[k])]
-        self._rows += len(bits)
-        return largest
+    def take(self, start: int, end: int) -> None:
+        """Look at these rows."""
+        bits, signless = self._states.bits[start:end], SIGNLESS[self._states.dtype]
+        positive = np.maximum(bits.view(f"<i{bits.dtype.itemsize}").max(axis=-1), 0).view(bits.dtype)
+        # of a row with negative numbers, the largest bits are the most negative one's
+        np.maximum(positive, bits.max(axis=-1) & bits.dtype.type(signless), out=self.largest[start:end])
+        self._few[start:end] = bits[..., :: self._few_step]
+        if self._constant:
+            first = self._states.bits[0]
+            self._constant = [k for k in self._constant if _is_constant(bits[:, k], first[k])]
 
-    def problems(self, token_ids: np.ndarray) -> list[tuple[str, str]]:
+    def problems(self) -> list[tuple[str, str]]:
+        states, largest = self._states, self.largest
+        infinite, zero = largest >= INFINITY[states.dtype], largest == 0
+        bad = {"not-finite": infinite, "all-zero": zero, "degenerate": self._degenerate() & ~infinite & ~zero}
         problems = []
-        for name, places in self._bad.items():
-            if places:
+        for name, rows in bad.items():
+            if places := np.argwhere(rows).tolist():
                 examples = ", ".join(f"token {t} slot {k}" for t, k in places[:3])
                 problems.append(
                     (
@@ -201,27 +198,31 @@ class NumberCheck:
                         ),
                     )
                 )
-        if self._constant and self._rows > 1 and (token_ids != token_ids[0]).any():
+        ids = states.token_ids
+        if self._constant and len(states.bits) > 1 and (ids != ids[0]).any():
             slots = ", ".join(map(str, self._constant))
             problems.append(("constant", f"slot {slots} has the same state at every token"))
         return problems
+
+    def _degenerate(self) -> np.ndarray:
+        """Which rows [T, layers] have mostly negligible numbers beside their largest. An octave is one step
+        of the exponent."""
+        dtype, signless = self._states.dtype, SIGNLESS[self._states.dtype]
+        octaves = self.largest.dtype.type(DEGENERATE_OCTAVES << MANTISSA_BITS[dtype])
+        least = self.largest - np.minimum(self.largest, octaves)
+        found: np.ndarray = _mostly_below(self._few & signless, least, 0.5)
+        if found.any():
+            step = self._few_step // 4
+            some = self._states.bits[found][..., ::step] & signless
+            found[found] = _mostly_below(some, least[found], 0.75)
+        return found
+
+
+def _mostly_below(magnitudes: np.ndarray, least: np.ndarray, share: float) -> np.ndarray:
+    below = np.count_nonzero(magnitudes < least[..., None], axis=-1)
+    return below > share * magnitudes.shape[-1]
 
 
 def _is_constant(rows: np.ndarray, first: np.ndarray) -> bool:
     """Whether all `rows` [rows, H] equal `first`; most slots differ in a row that is looked at first."""
     return bool((rows[-1] == first).all() and (rows == first).all())
-
-
-def _degenerate(magnitudes: np.ndarray, largest: np.ndarray, dtype: str) -> np.ndarray:
-    """Which rows [rows, layers] of `magnitudes` [rows, layers, H] have mostly negligible numbers beside their
-    `largest`. Bits of magnitudes are in order of size; an octave is one step of the exponent."""
-    octaves = largest.dtype.type(DEGENERATE_OCTAVES << MANTISSA_BITS[dtype])
-    least = largest - np.minimum(largest, octaves)
-    step = max(1, magnitudes.shape[-1] // LOOKED_AT)
-    few = magnitudes[..., :: 4 * step]
-    suspect = np.count_nonzero(few < least[..., None], axis=-1) * 2 > few.shape[-1]
-    if not suspect.any():
-        return suspect
-    some = magnitudes[suspect][..., ::step]
-    suspect[suspect] = np.count_nonzero(some < least[suspect][..., None], axis=-1) * 4 > some.shape[-1] * 3
-    return suspect

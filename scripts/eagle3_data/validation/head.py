@@ -26,8 +26,9 @@ from eagle3_data.validation.tensors import StoredTensors
 TIE_RELATIVE = 2.0**-6
 """The engine computes logits in its own dtype: in bfloat16 (8 bits of precision) two logits this close,
 relative to the largest magnitude, may change places."""
-BLOCK_ROWS = 16384
-"""Of lm_head in float32 at a time: Kimi's whole head would be 4.7 GB."""
+BLOCK_ROWS = 1024
+"""Of lm_head in float32 at a time: Kimi's whole head would be 4.7 GB. A block of up to 32 MB is put where the
+last one was; a larger one costs more than what is computed with it."""
 
 
 class Head:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from eagle3_data.validation.token_loss import TokenLoss, measure
 
 SAMPLES_AT_ONCE = 8
 """Their tested rows go through the head together: 256 rows for each block of lm_head."""
+GREEDY_AT_ONCE = 256
 
 
 class Measuring:
@@ -37,8 +39,20 @@ class Measuring:
 
     def measure(self, samples: Sequence[Sample]) -> list[Measured]:
         """Raises StorageError where a sample may not be read: that rejects nothing."""
+        measured: list[Measured] = []
+        last_states: dict[int, tuple[np.ndarray, int]] = {}
         with ThreadPoolExecutor(self.threads, "validate") as pool:
-            return [one for few, readings in self._read(pool, samples) for one in self._judge(few, readings)]
+            for few, readings in self._read(pool, samples):
+                losses = iter(self._losses([one.last_slot for one in readings if one.last_slot]))
+                for sample, reading in zip(few, readings, strict=True):
+                    if reading.last_slot:
+                        last = reading.last_slot.states[-1].copy(), reading.last_slot.greedy_token
+                        last_states[len(measured)] = last
+                    loss = next(losses) if reading.last_slot else None
+                    measured.append(_measured(sample, reading, loss))
+        for place, reason in self._greedy_faults(last_states).items():
+            measured[place] = replace(measured[place], rejected=reason)
+        return measured
 
     def _read(
         self, pool: ThreadPoolExecutor, samples: Sequence[Sample]
@@ -57,46 +71,46 @@ class Measuring:
     def _read_one(self, sample: Sample) -> Reading:
         return read_sample(sample, self.store, self.identity, self._hidden_size)
 
-    def _judge(self, samples: Sequence[Sample], readings: list[Reading]) -> Iterator[Measured]:
-        last_slots = [reading.last_slot for reading in readings if reading.last_slot]
-        judged: list[tuple[str, TokenLoss | None]]
-        if isinstance(self.head, Unknown) or not last_slots:
-            judged = [("", None)] * len(last_slots)
-        else:
-            judged = _through_head(self.head, last_slots)
-        results = iter(judged)
-        for sample, reading in zip(samples, readings, strict=True):
-            rejected, loss = next(results) if reading.last_slot else (reading.problem, None)
-            yield Measured(
-                sample.sample_id,
-                sample.key,
-                len(sample.token_ids),
-                rejected,
-                reading.size_bytes,
-                reading.last_row,
-                reading.slots,
-                loss,
+    def _losses(self, last_slots: list[LastSlot]) -> list[TokenLoss | None]:
+        if isinstance(self.head, Unknown) or not any(len(one.rows) for one in last_slots):
+            return [None] * len(last_slots)
+        rows = np.concatenate([one.states[:-1] for one in last_slots])
+        log_probabilities = self.head.log_probabilities(torch.from_numpy(rows))
+        ends = np.cumsum([0, *(len(one.rows) for one in last_slots)])
+        return [
+            measure(
+                log_probabilities[start:end][:, torch.from_numpy(one.next_tokens)], one.rows, one.next_tokens
             )
+            for one, (start, end) in zip(last_slots, pairwise(ends), strict=True)
+        ]
+
+    def _greedy_faults(self, last_states: dict[int, tuple[np.ndarray, int]]) -> dict[int, str]:
+        """By the place of a sample, why its last state [H] is not what gives the engine's next token."""
+        faults: dict[int, str] = {}
+        if isinstance(self.head, Unknown):
+            return faults
+        places = list(last_states)
+        for first in range(0, len(places), GREEDY_AT_ONCE):
+            some = places[first : first + GREEDY_AT_ONCE]
+            states = torch.from_numpy(np.stack([last_states[place][0] for place in some]))
+            greedy = [last_states[place][1] for place in some]
+            for n in self.head.disagreements(states, torch.tensor(greedy)):
+                faults[some[n]] = (
+                    f"greedy-token: the engine's next token was {greedy[n]}, but its last state does not give"
+                    " it; the last slot is not the state after the last layer, before the final norm, at the"
+                    " last token"
+                )
+        return faults
 
 
-def _through_head(head: Head, last_slots: list[LastSlot]) -> list[tuple[str, TokenLoss | None]]:
-    """Of each sample why the greedy-token proof rejects it, empty where it does not, and its token loss."""
-    last = torch.from_numpy(np.stack([one.states[-1] for one in last_slots]))
-    wrong = set(head.disagreements(last, torch.tensor([one.greedy_token for one in last_slots])))
-    reasons = [
-        f"greedy-token: the engine's next token was {one.greedy_token}, but its last state does not give it;"
-        " the last slot is not the state after the last layer, before the final norm, at the last token"
-        if n in wrong
-        else ""
-        for n, one in enumerate(last_slots)
-    ]
-    rows = np.concatenate([one.states[:-1] for one in last_slots])
-    if not len(rows):
-        return [(reason, None) for reason in reasons]
-    log_probabilities = head.log_probabilities(torch.from_numpy(rows))
-    ends = np.cumsum([0, *(len(one.rows) for one in last_slots)])
-    losses = [
-        measure(log_probabilities[start:end][:, torch.from_numpy(one.next_tokens)], one.rows, one.next_tokens)
-        for one, (start, end) in zip(last_slots, pairwise(ends), strict=True)
-    ]
-    return list(zip(reasons, losses, strict=True))
+def _measured(sample: Sample, reading: Reading, loss: TokenLoss | None) -> Measured:
+    return Measured(
+        sample.sample_id,
+        sample.key,
+        len(sample.token_ids),
+        reading.problem,
+        reading.size_bytes,
+        reading.last_row,
+        reading.slots,
+        loss,
+    )

@@ -16,7 +16,7 @@ from eagle3_data.store import Sidecar, Store
 from eagle3_data.store.states import MANTISSA_BITS, NumberCheck, States, open_states, structure_problems
 from eagle3_data.validation.token_loss import tested_rows
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 19
 """Hashed and looked at while it is in the processor's cache."""
 RELEASED_BYTES = 32 << 20
 """Of a mapped file, what is kept in memory at a time."""
@@ -95,8 +95,8 @@ def open_checked(
     if problems:
         checksum, largest = file_checksum(path), np.zeros((0, 0))
     else:
-        checksum, check, largest = _look(states)
-        problems = check.problems(states.token_ids)
+        checksum, check = _look(states)
+        problems, largest = check.problems(), check.largest
     if len(states.file) != sidecar.size_bytes or checksum != sidecar.xxh3_128:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     if states.provenance.get("extraction_id") != identity.extraction_id:
@@ -109,22 +109,21 @@ def open_checked(
     return states, sidecar, largest
 
 
-def _look(states: States) -> tuple[str, NumberCheck, np.ndarray]:
-    """The file's checksum, its numbers checked, and each row's largest magnitude, as bits [T, layers]."""
-    digest, check = xxhash.xxh3_128(), NumberCheck(states.dtype)
+def _look(states: States) -> tuple[str, NumberCheck]:
+    """The file's checksum, and its numbers looked at."""
+    digest, check = xxhash.xxh3_128(), NumberCheck(states)
     whole, end = memoryview(states.file), states.begin + states.bits.nbytes
     digest.update(whole[: states.begin])
     row_bytes = max(1, states.bits[:1].nbytes)
-    step, largest = max(1, BLOCK_BYTES // row_bytes), []
+    step = max(1, BLOCK_BYTES // row_bytes)
     release = max(1, RELEASED_BYTES // (step * row_bytes))
     for number, start in enumerate(range(0, len(states.bits), step)):
-        block = states.bits[start : start + step]
-        digest.update(block.data)
-        largest.append(check.take(block))
+        digest.update(states.bits[start : start + step].data)
+        check.take(start, start + step)
         if number % release == release - 1:
             states.file.madvise(mmap.MADV_DONTNEED)
     digest.update(whole[end:])
-    return digest.hexdigest(), check, np.concatenate(largest)
+    return digest.hexdigest(), check
 
 
 def _sizes(states: States, largest: np.ndarray) -> tuple[SlotSizes, ...]:
