@@ -249,7 +249,7 @@ def validation_of_batch(wildcards):
 
 
 def batch_fingerprint(wildcards):
-    return PLAN.fingerprint(wildcards.batch)
+    return planned().fingerprint(wildcards.batch)
 
 
 def pass_number(wildcards):

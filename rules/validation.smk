@@ -50,10 +50,9 @@ rule validate_batch:
         "../envs/workflow.yaml"
     params:
         results=results_directory,
-        fingerprint=batch_fingerprint,
     shell:
         'exec "$python" "$scripts/validate_batch.py" --results {params.results:q} --batch {wildcards.batch}'
-        " --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
+        " --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
 
 
 # Stored samples beside transformers' own forward pass, from the target's real weights, layer by layer. A failure names slot and layer.

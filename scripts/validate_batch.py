@@ -9,6 +9,7 @@ from eagle3_data import cli
 from eagle3_data.errors import InputError, SampleError
 from eagle3_data.log import say
 from eagle3_data.passes.batch_records import BatchRecord
+from eagle3_data.passes.ledger import Gate
 from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.text import counted
@@ -19,7 +20,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
     parser.add_argument("--batch", required=True)
-    parser.add_argument("--fingerprint", required=True, help="the batch's current fingerprint")
     parser.add_argument(
         "--ledger", required=True, help="ledger of the job that should have validated the batch"
     )
@@ -32,7 +32,7 @@ def main() -> None:
     if reason := ledger.batches.get(batch):
         raise SampleError(f"batch {batch} could not be validated: {reason}")
     verdict = BatchVerdict.read(run.validation_record(batch))
-    if batch not in ledger.batches or verdict.fingerprint != arguments.fingerprint:
+    if batch not in ledger.batches or verdict.fingerprint != Gate.read(run.gate(batch)).fingerprint:
         raise InputError(
             f"{arguments.ledger} does not validate batch {batch} as it is now; run the same command again"
         )

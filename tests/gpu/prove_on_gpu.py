@@ -142,7 +142,6 @@ class Prover:
                 results,
                 "--batch",
                 batch,
-                *fingerprint,
                 "--ledger",
                 validated,
                 "--output",

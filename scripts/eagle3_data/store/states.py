@@ -40,14 +40,15 @@ may be degenerate."""
 @dataclass(frozen=True)
 class States:
     """A sample's states, mapped from the file: `bits` [T, L, H] unsigned integers of the dtype's width,
-    `token_ids` [T] int64. `file` maps all its bytes, among which those of `bits` begin at `begin`."""
+    `token_ids` [T] int64. `file` maps all its bytes, among which those of `bits` begin at
+    `begin`; None of states that are not in a file."""
 
     dtype: str
     bits: np.ndarray
     token_ids: np.ndarray
     provenance: dict[str, str]
-    file: mmap.mmap
-    begin: int
+    file: mmap.mmap | None = None
+    begin: int = 0
 
     def values(self, rows: slice | np.ndarray = slice(None), slot: int | slice = slice(None)) -> np.ndarray:
         """float32 of the chosen rows and slots, exact."""

@@ -92,12 +92,12 @@ def open_checked(
     if (sidecar.key, sidecar.extraction_id) != (sample.key, identity.extraction_id):
         raise SampleError(f"sidecar: it is that of {sidecar.extraction_id}/{sidecar.key}")
     problems = structure_problems(states, sample.token_ids, len(identity.layers), hidden_size, identity.dtype)
-    if problems:
+    if problems or states.file is None:
         checksum, largest = file_checksum(path), np.zeros((0, 0))
     else:
-        checksum, check = _look(states)
+        checksum, check = _look(states, states.file)
         problems, largest = check.problems(), check.largest
-    if len(states.file) != sidecar.size_bytes or checksum != sidecar.xxh3_128:
+    if path.stat().st_size != sidecar.size_bytes or checksum != sidecar.xxh3_128:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     if states.provenance.get("extraction_id") != identity.extraction_id:
         told = states.provenance.get("extraction_id")
@@ -109,10 +109,10 @@ def open_checked(
     return states, sidecar, largest
 
 
-def _look(states: States) -> tuple[str, NumberCheck]:
+def _look(states: States, file: mmap.mmap) -> tuple[str, NumberCheck]:
     """The file's checksum, and its numbers looked at."""
     digest, check = xxhash.xxh3_128(), NumberCheck(states)
-    whole, end = memoryview(states.file), states.begin + states.bits.nbytes
+    whole, end = memoryview(file), states.begin + states.bits.nbytes
     digest.update(whole[: states.begin])
     row_bytes = max(1, states.bits[:1].nbytes)
     step = max(1, BLOCK_BYTES // row_bytes)
@@ -121,7 +121,7 @@ def _look(states: States) -> tuple[str, NumberCheck]:
         digest.update(states.bits[start : start + step].data)
         check.take(start, start + step)
         if number % release == release - 1:
-            states.file.madvise(mmap.MADV_DONTNEED)
+            file.madvise(mmap.MADV_DONTNEED)
     digest.update(whole[end:])
     return digest.hexdigest(), check
 
