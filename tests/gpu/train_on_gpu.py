@@ -2,7 +2,7 @@
 """Close the loop on a CUDA machine: the target's own answers, extraction, the training set in all formats,
 `speculators train --config train.yaml`, and the draft in vLLM with its acceptance length.
 
-    python tests/gpu/train_on_gpu.py [--work DIR] [--epochs 10] [--prompts SHAREGPT.json]
+    python tests/gpu/train_on_gpu.py [--work DIR] [--epochs 6] [--prompts SHAREGPT.json]
 
 About five minutes on one GPU with tiny-llama. Needs no network; exits non-zero where the loss does not fall
 or the draft is not better than none. --cpu-plumbing goes as far as the assembled set with the transformers
@@ -156,9 +156,7 @@ class Loop(Prover):
         for path, metrics in zip(found, losses, strict=True):
             shown = {name: round(value, 4) for name, value in metrics.items() if isinstance(value, float)}
             print(f"  epoch {path.parent.name}: {shown}", flush=True)
-        first, last = (
-            next(v for n, v in sorted(one.items()) if "loss" in n) for one in (losses[0], losses[-1])
-        )
+        first, last = losses[0]["loss_epoch"], losses[-1]["loss_epoch"]
         print(f"validation loss {first:.4f} -> {last:.4f}", flush=True)
         if not last < first:
             sys.exit("the validation loss did not fall")
@@ -181,7 +179,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, default=Path("gpu-training"), help="scratch directory, new")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--prompts", type=Path, help="a ShareGPT file with more user turns")
     parser.add_argument("--cpu-plumbing", action="store_true", help="no GPU: up to the assembled set")
     arguments = parser.parse_args()
