@@ -193,7 +193,10 @@ def answered_batches(wildcards):
     """What tokenization waits for where the target answers itself."""
     if not CONFIG.generation.is_wanted:
         return []
-    return [str(PATHS.generation_gate(batch)) for batch in planned_prompts().batches()]
+    gates = [str(PATHS.generation_gate(batch)) for batch in planned_prompts().batches()]
+    # The prompts, too: where they must be made again, Snakemake 9.27 takes the checkpoint for made at first, and would
+    # otherwise tokenize beside it, with the gates of before.
+    return [str(PATHS.prompt_batches), *gates]
 
 
 def generation_option(wildcards):

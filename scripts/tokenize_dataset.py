@@ -9,6 +9,7 @@ from pathlib import Path
 from eagle3_data import cli
 from eagle3_data.config import Data, Generation, Target, Tokenization, load_section
 from eagle3_data.log import say
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 
 
@@ -45,15 +46,15 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = (
         "false"  # the processes are the parallelism; read when the library first encodes
     )
-    from eagle3_data.generation.samples import answer_reader
+    from eagle3_data.generation.samples import answer_reader, left_out_of
     from eagle3_data.tokenization.dataset import MakeReader, TokenizationJob, tokenize_dataset
 
     job = TokenizationJob(data, tokenization, target, description)
     make_reader: MakeReader | None = None
     if arguments.generation_id:
-        make_reader = answer_reader(
-            job, load_section(arguments.config, "generation", Generation), arguments.generation_id
-        )
+        generation = load_section(arguments.config, "generation", Generation)
+        gates = RunPaths(arguments.output_dir.parent).generation_gate("*")
+        make_reader = answer_reader(job, generation, arguments.generation_id, left_out_of(gates))
     tokenized = tokenize_dataset(job, arguments.output_dir, max(1, arguments.processes), make_reader)
     say(tokenized.summary())
 

@@ -338,6 +338,16 @@ def test_a_target_without_chat_template_cannot_be_asked() -> None:
         UnitReader(tiny.tokenizer, Data(sources=({"path": "a.jsonl"},)), tiny.settings, Generation())
 
 
+def test_only_what_was_left_out_may_lack_an_answer() -> None:
+    talks = Talks("chatml")
+    row = Row(0, 0, "", text=json.dumps({"messages": talk("Hi", "x")}))
+    with pytest.raises(InputError, match="has not answered"):
+        talks.tokenizer(row)
+    (unit,) = talks.reader(row).samples
+    parts = (talks.tiny.tokenizer, talks.data, talks.tiny.settings, talks.settings)
+    assert said_of(AnswerTokenizer(*parts, talks.answers.get, {unit.key})(row)) == ["not-answered"]
+
+
 def test_the_end_of_a_turn_may_stay_untrained() -> None:
     talks = Talks("chatml")
     without = talks.tiny.settings.model_copy(update={"train_end_of_turn": False})

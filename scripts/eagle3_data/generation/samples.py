@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 from eagle3_data.config import Data, Generation, Tokenization
+from eagle3_data.errors import InputError
 from eagle3_data.generation.answers import STOP, Answers, Turn
 from eagle3_data.generation.prompts import UnitReader
 from eagle3_data.generation.store import GenerationStore
+from eagle3_data.passes.ledger import Gate
 from eagle3_data.tokenization.dataset import MakeReader, TokenizationJob
 from eagle3_data.tokenization.encoder import Encoded
 from eagle3_data.tokenization.reading.rows import Content, Drop, DropError, Notice
@@ -17,14 +20,22 @@ from eagle3_data.tokenization.tokenizer import TargetTokenizer
 Find = Callable[[str], Answers | None]
 
 
-def answer_reader(job: TokenizationJob, generation: Generation, generation_id: str) -> MakeReader:
-    """Makes samples of the rows' answers in the store."""
+def left_out_of(gates: Path) -> set[str]:
+    """The keys of failed conversations without which batches are complete, from all gates of a pattern."""
+    found = (Gate.read(path) for path in sorted(gates.parent.glob(gates.name)))
+    return {sample.key for gate in found for sample in gate.left_out}
+
+
+def answer_reader(
+    job: TokenizationJob, generation: Generation, generation_id: str, left_out: Collection[str] = ()
+) -> MakeReader:
+    """Makes samples of the rows' answers in the store. Those of `left_out` may be missing there."""
     store = GenerationStore(generation.store, generation_id)
     find = store.reader().find
     described = {**generation.model_dump(mode="json"), "id": generation_id, **store.identity()}
 
     def make(tokenizer: TargetTokenizer) -> AnswerTokenizer:
-        reader = AnswerTokenizer(tokenizer, job.data, job.tokenization, generation, find)
+        reader = AnswerTokenizer(tokenizer, job.data, job.tokenization, generation, find, left_out)
         reader.generation = described
         return reader
 
@@ -32,7 +43,8 @@ def answer_reader(job: TokenizationJob, generation: Generation, generation_id: s
 
 
 class AnswerTokenizer(UnitReader):
-    """Turns rows into samples of the target's own answers, which `find` gives by their key."""
+    """Turns rows into samples of the target's own answers, which `find` gives by their key, but for those of
+    `left_out`. Raises InputError where another one is missing."""
 
     def __init__(
         self,
@@ -41,15 +53,20 @@ class AnswerTokenizer(UnitReader):
         settings: Tokenization,
         generation: Generation,
         find: Find,
+        left_out: Collection[str] = (),
     ) -> None:
         super().__init__(tokenizer, data, settings, generation)
-        self._find = find
+        self._find, self._left_out = find, left_out
 
     def samples_of(self, content: Content, trained: str) -> Made:
         units, notices = self.units_of(content)
         made = Made(notices=list(notices))
         for unit in units:
             answers = self._find(unit.key)
+            if answers is None and unit.key not in self._left_out:
+                raise InputError(
+                    f"the target has not answered {unit.key}, though it was to; run the same command again"
+                )
             if answers is None:
                 made.dropped.append(Drop(unit.suffix, "not-answered"))
             else:
