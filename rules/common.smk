@@ -205,11 +205,6 @@ def generation_option(wildcards):
     return f"--generation-id {name}" if name else ""
 
 
-def checked_batches(wildcards):
-    """The batches whose size the compatibility check judges: it precedes the first load of the target."""
-    return str(PATHS.prompt_batches if CONFIG.generation.is_wanted else PATHS.batches)
-
-
 def files_before_extraction(wildcards):
     return [str(path) for path in PATHS.before_extraction]
 

@@ -1,5 +1,5 @@
 # Everything that can be known before the target model is loaded. Its failure means that no GPU job is submitted.
-# Needs: <results>/target.json, <results>/tokens/batches.json (where the target answers itself: <results>/prompts/batches.json), the installed vLLM.
+# Needs: <results>/target.json, <results>/tokens/batches.json, the installed vLLM.
 # Makes: <results>/compatibility/report.json and report.html, only if nothing fails (else report.failed.json and .html beside them).
 
 
@@ -10,7 +10,7 @@ localrules:
 rule check_compatibility:
     input:
         target="<results>/target.json",
-        batches=checked_batches,
+        batches="<results>/tokens/batches.json",
     output:
         json="<results>/compatibility/report.json",
         html=report("<results>/compatibility/report.html", category="Compatibility"),

@@ -1,12 +1,13 @@
 # The target's own answers, with `generation.responses: target`. A pass is one job, as in rules/extraction.smk: what is said there
 # of ledgers, sealing and gates holds here, too.
-# Needs: the configured sources, <results>/target.json, <results>/compatibility/report.json.
+# Needs: the configured sources, <results>/target.json.
 # Makes: <results>/prompts/: what the target is asked, in batches; the ledger of the pass; answers go to generation.store, undeclared.
 #        <results>/generation/batches/<batch>.json exists if and only if every conversation of the batch is answered.
 #        tokenize_dataset makes samples of the answers.
 
 
 localrules:
+    check_generation,
     generate_batch,
 
 
@@ -32,12 +33,31 @@ checkpoint plan_prompts:
         " --processes {threads} --output-dir {params.directory:q} 2> {log:q}"
 
 
+# The check of rules/compatibility.smk, before the first load of the target: there are no tokens yet, so the prompts stand for them.
+rule check_generation:
+    input:
+        target="<results>/target.json",
+        batches="<results>/prompts/batches.json",
+    output:
+        json="<results>/generation/report.json",
+        html=report("<results>/generation/report.html", category="Compatibility"),
+    log:
+        "<logs>/check_generation.log",
+    conda:
+        "../envs/workflow.yaml"
+    params:
+        config=section("target", "tokenization", "extraction", "compatibility", "training_set"),
+    shell:
+        'exec "$python" "$scripts/check_compatibility.py" installed --config {params.config:q}'
+        " --target {input.target:q} --batches {input.batches:q} --output {output.json:q} 2> {log:q}"
+
+
 rule generate_pass:
     input:
         ancient("<results>/prompts/prompts.parquet"),
         ancient("<results>/prompts/batches.json"),
         ancient("<results>/target.json"),
-        "<results>/compatibility/report.json",  # never ancient: see extract_pass
+        "<results>/generation/report.json",  # never ancient: see extract_pass
     output:
         "<results>/generation/passes/{ledger}.json",
     log:

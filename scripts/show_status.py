@@ -187,7 +187,7 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
     for fault in wrong[:SHOWN_CAUSES]:
         print(f"  wrong states: {fault}")
     states = {batch.state for batch in status.batches}
-    logs = ["check_compatibility.log"] if refusals else []
+    logs = [f"{status.check}.log"] if refusals else []
     if causes or lost:
         logs += [status.rule, status.rule.replace("_pass", "_batch")]
     past_extraction = failed and states <= {"extracted", "validated"}

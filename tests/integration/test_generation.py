@@ -47,7 +47,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workf
     def make(directory: Path) -> None:
         workflow = Workflow(directory, asking_config(tiny_llama))
         write_jsonl(workflow.directory / "data.jsonl", rows(10))
-        run = workflow.run("results/test/compatibility/report.json")
+        run = workflow.run("results/test/generation/report.json")
         assert run.returncode == 0, run.output
         assert len(questions(workflow)) == 10
 

@@ -6,6 +6,7 @@ from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
+from eagle3_data.findings import Findings, describe_failures
 from eagle3_data.passes.paths import PassPaths
 from eagle3_data.passes.status import RunStatus
 
@@ -14,7 +15,7 @@ class GenerationStatus(RunStatus):
     """The current state of the generation; `extraction_id` is its own id. A batch that is answered has the
     state extracted."""
 
-    rule = "generate_pass"
+    rule, check = "generate_pass", "check_generation"
 
     def _places(self) -> tuple[PassPaths, Path]:
         return PassPaths(self._run.generation), self._run.prompt_batches
@@ -25,6 +26,11 @@ class GenerationStatus(RunStatus):
     @cached_property
     def _rejected(self) -> dict[str, dict[str, str]]:
         return {}
+
+    def refusals(self) -> list[str]:
+        path = self._run.generation_report
+        report = None if path.exists() else Findings.find(path.with_name("report.failed.json"))
+        return describe_failures(report.findings) if report else []
 
     @property
     def is_done(self) -> bool:

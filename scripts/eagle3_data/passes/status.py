@@ -104,8 +104,8 @@ class RunStatus:
     `has_failed`: Snakemake asks at the end of a failed run, so none of its passes runs any more.
     """
 
-    rule = "extract_pass"
-    """What runs the passes."""
+    rule, check = "extract_pass", "check_compatibility"
+    """What runs the passes, and what allows them."""
 
     def __init__(self, results: Path, extraction_id: str | None = None, has_failed: bool = False) -> None:
         self.results, self._has_failed = results, has_failed

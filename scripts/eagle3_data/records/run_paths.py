@@ -100,6 +100,11 @@ class RunPaths:
         """See `eagle3_data.passes.paths`."""
         return self.results / "generation"
 
+    @property
+    def generation_report(self) -> Path:
+        """The compatibility report before the first load; it exists only if nothing fails."""
+        return self.generation / "report.json"
+
     def generation_gate(self, batch: str) -> Path:
         """Exists if and only if every conversation of the batch is answered."""
         return self.generation / "batches" / f"{batch}.json"
