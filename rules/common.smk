@@ -190,19 +190,18 @@ def planned_prompts():
 
 
 def answered_batches(wildcards):
+    return [str(PATHS.generation_gate(batch)) for batch in planned_prompts().batches()]
+
+
+def answers(wildcards):
     """What tokenization waits for where the target answers itself."""
-    if not CONFIG.generation.is_wanted:
-        return []
-    gates = [str(PATHS.generation_gate(batch)) for batch in planned_prompts().batches()]
-    # The prompts, too: where they must be made again, Snakemake 9.27 takes the checkpoint for made at first, and would
-    # otherwise tokenize beside it, with the gates of before.
-    return [str(PATHS.prompt_batches), *gates]
+    return [str(PATHS.answers)] if CONFIG.generation.is_wanted else []
 
 
-def generation_option(wildcards):
+def generation_options(wildcards):
     """Tells tokenization whose answers to train."""
     name = GENERATION_PLAN.generation_id()
-    return f"--generation-id {name}" if name else ""
+    return f"--generation-id {name} --answers {quote(str(PATHS.answers))}" if name else ""
 
 
 def files_before_extraction(wildcards):

@@ -3,12 +3,13 @@
 # Needs: the configured sources, <results>/target.json.
 # Makes: <results>/prompts/: what the target is asked, in batches; the ledger of the pass; answers go to generation.store, undeclared.
 #        <results>/generation/batches/<batch>.json exists if and only if every conversation of the batch is answered.
-#        tokenize_dataset makes samples of the answers.
+#        <results>/generation/answers.json, once all of them exist: then tokenize_dataset makes samples of the answers.
 
 
 localrules:
     check_generation,
     generate_batch,
+    collect_answers,
 
 
 checkpoint plan_prompts:
@@ -99,3 +100,17 @@ rule generate_batch:
     shell:
         'exec "$python" "$scripts/generate_batch.py" --batch {wildcards.batch}'
         " --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
+
+
+rule collect_answers:
+    input:
+        prompts="<results>/prompts/batches.json",
+        gates=answered_batches,
+    output:
+        "<results>/generation/answers.json",
+    log:
+        "<logs>/collect_answers.log",
+    conda:
+        "../envs/workflow.yaml"
+    shell:
+        'exec "$python" "$scripts/collect_answers.py" --gates {input.gates:q} --output {output:q} 2> {log:q}'

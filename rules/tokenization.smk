@@ -11,7 +11,7 @@ localrules:
 checkpoint tokenize_dataset:
     input:
         source_files,
-        answered_batches,
+        answers,
         target="<results>/target.json",
     output:
         samples="<results>/tokens/samples.parquet",
@@ -27,7 +27,7 @@ checkpoint tokenize_dataset:
         config=section(
             "target", "data", "tokenization", *(["generation"] if CONFIG.generation.is_wanted else [])
         ),
-        generation=generation_option,
+        generation=generation_options,
         directory=tokens_directory,
         others=other_source_files,
     shell:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.config import Data, Generation, Target, Tokenization, load_section
+from eagle3_data.generation.collection import AnsweredBatches
 from eagle3_data.log import say
-from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.target import TargetDescription
 
 
@@ -31,6 +31,7 @@ def main() -> None:
         "--generation-id",
         help="train the target's own answers under this id, not the data set's (with section generation)",
     )
+    parser.add_argument("--answers", type=Path, help="record of collect_answers, with --generation-id")
     parser.add_argument(
         "--processes",
         type=int,
@@ -46,15 +47,15 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = (
         "false"  # the processes are the parallelism; read when the library first encodes
     )
-    from eagle3_data.generation.samples import answer_reader, left_out_of
+    from eagle3_data.generation.samples import answer_reader
     from eagle3_data.tokenization.dataset import MakeReader, TokenizationJob, tokenize_dataset
 
     job = TokenizationJob(data, tokenization, target, description)
     make_reader: MakeReader | None = None
     if arguments.generation_id:
         generation = load_section(arguments.config, "generation", Generation)
-        gates = RunPaths(arguments.output_dir.parent).generation_gate("*")
-        make_reader = answer_reader(job, generation, arguments.generation_id, left_out_of(gates))
+        left_out = {sample.key for sample in AnsweredBatches.read(arguments.answers).left_out}
+        make_reader = answer_reader(job, generation, arguments.generation_id, left_out)
     tokenized = tokenize_dataset(job, arguments.output_dir, max(1, arguments.processes), make_reader)
     say(tokenized.summary())
 

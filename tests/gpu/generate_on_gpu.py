@@ -46,6 +46,7 @@ class Answers(Loop):
     def __init__(self, work: Path, responses: str, engine: str | None) -> None:
         super().__init__(work / responses, engine)
         self.responses = responses
+        self.answers = self.results / "generation/answers.json"
         if responses == "target":  # the same one
             (self.work.parent / TARGET).symlink_to(work / "dataset" / TARGET)
         config: dict[str, Any] = json.loads(self.config.read_text())
@@ -65,7 +66,9 @@ class Answers(Loop):
             return super().script(name, *arguments)
         started = time.monotonic()
         return (
-            super().script(name, *arguments, "--generation-id", self.generate()) + time.monotonic() - started
+            super().script(name, *arguments, "--generation-id", self.generate(), "--answers", self.answers)
+            + time.monotonic()
+            - started
         )
 
     def generate(self) -> str:
@@ -87,6 +90,8 @@ class Answers(Loop):
                 *("--batch", batch, "--fingerprint", outcome["fingerprint"], "--ledger", ledger),
                 *("--output", self.results / f"generation/batches/{batch}.json"),
             )
+        gates = sorted((self.results / "generation/batches").glob("*.json"))
+        super().script("collect_answers", "--gates", *gates, "--output", self.answers)
         print(
             f"answered: {facts['samples_extracted']} questions, {facts['tokens_extracted']} tokens in"
             f" {facts['extraction_s']:.1f} s behind a load of {facts['load_s']:.0f} s ({seconds:.0f} s),"

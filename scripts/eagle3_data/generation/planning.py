@@ -10,6 +10,7 @@ from pathlib import Path
 from eagle3_data.config import Config
 from eagle3_data.errors import Eagle3DataError
 from eagle3_data.findings import Findings
+from eagle3_data.generation.collection import AnsweredBatches
 from eagle3_data.generation.identity import GenerationIdentity, identify_generation
 from eagle3_data.generation.store import GenerationStore
 from eagle3_data.passes.forecast import SUPERVISOR_MB, WORKER_MB, Pace, walltime_min
@@ -55,6 +56,7 @@ class GenerationPlan(PassPlan):
         return (
             (self._run.prompt_batches, BatchIndex),
             (self._run.generation_report, Findings),
+            (self._run.answers, AnsweredBatches),
             (self._paths.ledger("[0-9]*", "*"), Ledger),
             (self._run.generation_gate("*"), Gate),
         )

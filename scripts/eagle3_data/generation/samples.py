@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 
 from eagle3_data.config import Data, Generation, Tokenization
 from eagle3_data.errors import InputError
 from eagle3_data.generation.answers import STOP, Answers, Turn
 from eagle3_data.generation.prompts import UnitReader
 from eagle3_data.generation.store import GenerationStore
-from eagle3_data.passes.ledger import Gate
 from eagle3_data.tokenization.dataset import MakeReader, TokenizationJob
 from eagle3_data.tokenization.encoder import Encoded
 from eagle3_data.tokenization.reading.rows import Content, Drop, DropError, Notice
@@ -18,12 +16,6 @@ from eagle3_data.tokenization.samples import Made, make_sample
 from eagle3_data.tokenization.tokenizer import TargetTokenizer
 
 Find = Callable[[str], Answers | None]
-
-
-def left_out_of(gates: Path) -> set[str]:
-    """The keys of failed conversations without which batches are complete, from all gates of a pattern."""
-    found = (Gate.read(path) for path in sorted(gates.parent.glob(gates.name)))
-    return {sample.key for gate in found for sample in gate.left_out}
 
 
 def answer_reader(

@@ -105,6 +105,11 @@ class RunPaths:
         """The compatibility report before the first load; it exists only if nothing fails."""
         return self.generation / "report.json"
 
+    @property
+    def answers(self) -> Path:
+        """Exists once every conversation of every batch is answered."""
+        return self.generation / "answers.json"
+
     def generation_gate(self, batch: str) -> Path:
         """Exists if and only if every conversation of the batch is answered."""
         return self.generation / "batches" / f"{batch}.json"
