@@ -38,28 +38,20 @@ Damage = Callable[[Material], torch.Tensor]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`by` are the proofs of every sample that see it, in `share` of the damaged samples at least, `prefix`
-    says whether shared-prefix does, where the sample shares a prefix. `replay`, `reference`: these see it in
-    the samples that they look at; a reference sees some only in a model without experts. `repeats`: an engine
-    at fault does the same again, so that a replay sees it only if it happened once."""
+    """`by` are the proofs of every sample that see it, in `share` of the damaged samples at least; `prefix`
+    says whether shared-prefix does, where a sample shares one."""
 
     name: str
     damage: Damage
     by: tuple[str, ...] = ()
     share: float = 1.0
     prefix: bool = False
-    replay: bool = True
-    reference: bool | None = True
-    """None: only without experts."""
-    repeats: bool = False
 
     def row(self) -> str:
         """A line of the table in docs/proofs.md."""
         few = "" if self.share == 1 else " (most)" if self.share > 0.5 else " (some)"
-        replay = "no" if not self.replay else "if it happened once" if self.repeats else "yes"
-        reference = {True: "yes", False: "no", None: "without experts"}[self.reference]
-        every = ", ".join(self.by) + few if self.by else "no"
-        return f"| {self.name} | {every} | {'yes' if self.prefix else 'no'} | {replay} | {reference} |"
+        every = ", ".join(self.by) + few if self.by else "none"
+        return f"| {self.name} | {every} | {'yes' if self.prefix else ''} |"
 
 
 def slots(change: Callable[[torch.Tensor, Material], torch.Tensor], *which: int) -> Damage:
@@ -163,49 +155,87 @@ GREEDY, LOSS, NUMBERS, STRUCTURE, SHARED = (
 )  # fmt: skip
 LAST = -1
 MUTATIONS = [
-    Mutation("last slot after the final norm", slots(lambda x, m: m.norm(x), LAST), repeats=True),
-    Mutation("last slot one layer early", layer_off(LAST, -1), repeats=True),
-    Mutation("slots 0 and 1 swapped", swapped(0, 1), repeats=True),
-    Mutation("slots 0 and 2 swapped", swapped(0, 2), repeats=True),
-    Mutation("slots 1 and 2 swapped", swapped(1, 2), repeats=True),
-    Mutation("slot 0 and the last swapped", swapped(0, LAST), repeats=True),
-    Mutation("slot 1 and the last swapped", swapped(1, LAST), repeats=True),
-    Mutation("slot 2 and the last swapped", swapped(2, LAST), repeats=True),
-    Mutation("a middle slot one layer late", layer_off(1, 1), repeats=True),
-    Mutation("a middle slot one layer early", layer_off(1, -1), repeats=True),
-    Mutation("a slot twice", slots(lambda x, m: m.states[:, 0], 1), repeats=True),
-    Mutation("a middle slot scaled by 2", slots(lambda x, _: 2 * x, 1), repeats=True),
-    Mutation("the last slot scaled by 2", slots(lambda x, _: 2 * x, LAST), repeats=True),
+    Mutation("last slot after the final norm", slots(lambda x, m: m.norm(x), LAST),
+             by=(GREEDY,)),
+    Mutation("last slot one layer early", layer_off(LAST, -1),
+             prefix=True),
+    Mutation("slots 0 and 1 swapped", swapped(0, 1),
+             prefix=True),
+    Mutation("slots 0 and 2 swapped", swapped(0, 2),
+             prefix=True),
+    Mutation("slots 1 and 2 swapped", swapped(1, 2),
+             prefix=True),
+    Mutation("slot 0 and the last swapped", swapped(0, LAST),
+             by=(GREEDY,), share=0.2, prefix=True),
+    Mutation("slot 1 and the last swapped", swapped(1, LAST),
+             by=(GREEDY,), share=0.2, prefix=True),
+    Mutation("slot 2 and the last swapped", swapped(2, LAST),
+             by=(GREEDY,), share=0.2, prefix=True),
+    Mutation("a middle slot one layer late", layer_off(1, 1),
+             prefix=True),
+    Mutation("a middle slot one layer early", layer_off(1, -1),
+             prefix=True),
+    Mutation("a slot twice", slots(lambda x, m: m.states[:, 0], 1),
+             prefix=True),
+    Mutation("a middle slot scaled by 2", slots(lambda x, _: 2 * x, 1),
+             prefix=True),
+    Mutation("the last slot scaled by 2", slots(lambda x, _: 2 * x, LAST),
+             prefix=True),
     Mutation("5 % noise in a middle slot", slots(noise(0.05), 1)),
-    Mutation("50 % noise in a middle slot", slots(noise(0.5), 1)),
-    Mutation("noise instead of the last slot", slots(lambda x, m: noise(1.0)(x, m) - x, LAST)),
-    Mutation("rows of a middle slot one token late", slots(lambda x, _: x.roll(1, 0), 1), repeats=True),
-    Mutation("rows of the last slot one token late", slots(lambda x, _: x.roll(1, 0), LAST), repeats=True),
-    Mutation("rows of all slots one token late", slots(lambda x, _: x.roll(1, 0)), repeats=True),
-    Mutation("rows of all slots one token early", slots(lambda x, _: x.roll(-1, 0)), repeats=True),
-    Mutation("all rows but the last one token late", at(slice(1, -1), lambda x, _: x[:-2]), repeats=True),
-    Mutation("rows of the last slot in reverse", slots(lambda x, _: x.flip(0), LAST), repeats=True),
-    Mutation("the last token's row stale", at(LAST, lambda x, _: x[-2])),
-    Mutation("the last token's row zero", at(LAST, lambda x, _: 0.0)),
-    Mutation("a middle chunk stale", rows(stale_chunk)),
+    Mutation("50 % noise in a middle slot", slots(noise(0.5), 1),
+             prefix=True),
+    Mutation("noise instead of the last slot", slots(lambda x, m: noise(1.0)(x, m) - x, LAST),
+             by=(GREEDY, LOSS,)),
+    Mutation("rows of a middle slot one token late", slots(lambda x, _: x.roll(1, 0), 1),
+             prefix=True),
+    Mutation("rows of the last slot one token late", slots(lambda x, _: x.roll(1, 0), LAST),
+             by=(GREEDY, LOSS,)),
+    Mutation("rows of all slots one token late", slots(lambda x, _: x.roll(1, 0)),
+             by=(GREEDY, LOSS,)),
+    Mutation("rows of all slots one token early", slots(lambda x, _: x.roll(-1, 0)),
+             by=(GREEDY, LOSS, SHARED,)),
+    Mutation("all rows but the last one token late", at(slice(1, -1), lambda x, _: x[:-2]),
+             by=(LOSS,)),
+    Mutation("rows of the last slot in reverse", slots(lambda x, _: x.flip(0), LAST),
+             by=(GREEDY, LOSS,)),
+    Mutation("the last token's row stale", at(LAST, lambda x, _: x[-2]),
+             by=(GREEDY,), share=0.6),
+    Mutation("the last token's row zero", at(LAST, lambda x, _: 0.0),
+             by=(NUMBERS,)),
+    Mutation("a middle chunk stale", rows(stale_chunk),
+             by=(LOSS,), share=0.6),
     Mutation("a middle chunk stale in a middle slot", slots(stale_chunk, 1)),
-    Mutation("a middle chunk zero", rows(zero_chunk)),
-    Mutation("a middle chunk of another request", rows(foreign_chunk)),
-    Mutation("every other row of another request", rows(interleaved)),
-    Mutation("the first 32 rows of another request", at(slice(0, 32), lambda _, m: m.other[32:64])),
-    Mutation("all but the last row of another request", at(slice(0, -1), lambda _, m: m.other[:-1])),
-    Mutation("another sample of the same length", rows(lambda _, m: m.other)),
-    Mutation("a prefix-cache hole left zero", at(slice(0, 16), lambda x, _: 0.0)),
+    Mutation("a middle chunk zero", rows(zero_chunk),
+             by=(NUMBERS,)),
+    Mutation("a middle chunk of another request", rows(foreign_chunk),
+             by=(LOSS,), share=0.6),
+    Mutation("every other row of another request", rows(interleaved),
+             by=(GREEDY,), share=0.1),
+    Mutation("the first 32 rows of another request", at(slice(0, 32), lambda _, m: m.other[32:64]),
+             by=(LOSS,), share=0.05, prefix=True),
+    Mutation("all but the last row of another request", at(slice(0, -1), lambda _, m: m.other[:-1]),
+             by=(LOSS,)),
+    Mutation("another sample of the same length", rows(lambda _, m: m.other),
+             by=(GREEDY, LOSS, SHARED,)),
+    Mutation("a prefix-cache hole left zero", at(slice(0, 16), lambda x, _: 0.0),
+             by=(NUMBERS,)),
     Mutation("a prefix-cache hole in all slots but the last",
-             slots(lambda x, m: torch.cat([m.other[32:48, 0], x[16:]]), 0, 1, 2)),
-    Mutation("a stale file of an untrained model", rows(lambda _, m: m.untrained)),
-    Mutation("the last row that of a padding token", at(LAST, lambda _, m: m.other[0])),
-    Mutation("a slot the same at every token", slots(lambda x, _: x[:1].expand_as(x), 1)),
-    Mutation("overflow of half precision in a slot", slots(half, 1), repeats=True),
-    Mutation("one number not finite", one_number(float("nan"))),
+             slots(lambda x, m: torch.cat([m.other[32:48, 0], x[16:]]), 0, 1, 2),
+             prefix=True),
+    Mutation("a stale file of an untrained model", rows(lambda _, m: m.untrained),
+             by=(GREEDY, LOSS,)),
+    Mutation("the last row that of a padding token", at(LAST, lambda _, m: m.other[0]),
+             by=(GREEDY, SHARED,), share=0.3),
+    Mutation("a slot the same at every token", slots(lambda x, _: x[:1].expand_as(x), 1),
+             by=(NUMBERS,)),
+    Mutation("overflow of half precision in a slot", slots(half, 1),
+             by=(NUMBERS,)),
+    Mutation("one number not finite", one_number(float("nan")),
+             by=(NUMBERS,)),
     Mutation("one number 1,000 times too large", one_number(3e4)),
     Mutation("two tokens' rows swapped", rows(two_rows_swapped)),
-    Mutation("one row too few", lambda m: m.states[:-1], repeats=True),
+    Mutation("one row too few", lambda m: m.states[:-1],
+             by=(STRUCTURE,)),
 ]  # fmt: skip
 
 PAGE = Path(__file__).parents[1] / "docs/proofs.md"
@@ -214,9 +244,9 @@ BEGIN, END = "<!-- table of tests/mutations.py -->\n", "<!-- end -->"
 
 def page() -> str:
     """docs/proofs.md with the table as it should be."""
-    head = "| what is wrong | proofs of every sample | shared prefix | replay | reference |\n"
+    head = "| what is wrong | seen by, of every sample | by shared-prefix |\n"
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    table = head + "|---|---|---|---|---|\n" + "".join(f"{one.row()}\n" for one in MUTATIONS)
+    table = head + "|---|---|---|\n" + "".join(f"{one.row()}\n" for one in MUTATIONS)
     return f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
 
 

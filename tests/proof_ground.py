@@ -23,10 +23,7 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Store
 from eagle3_data.validation.head import Head, read_head
-from eagle3_data.validation.judgement import judge
 from eagle3_data.validation.judging import Judge
-from eagle3_data.validation.layer_errors import SHIFTS, SampleErrors
-from eagle3_data.validation.likeness import TOLERANCES, wrong_rows
 from eagle3_data.validation.measured import Measured
 from eagle3_data.validation.measuring import Measuring
 from eagle3_data.validation.shared_prefix import PrefixIndex
@@ -145,36 +142,6 @@ class Ground:
             self._as_long(self.untrained, len(sample.token_ids)),
             self.head.normalized,
         )
-
-    def is_seen_by_replay(self, sample: Sample, states: torch.Tensor) -> bool:
-        """Whether a replay that gives the right states finds `states` [T, slots, H] wrong."""
-        right = self.every_layer[sample.key][0][:, list(self.layers)].float()
-        if states.shape != right.shape:
-            return True
-        errors = ((states - right).norm(dim=-1) / right.norm(dim=-1)).numpy()
-        return any(wrong_rows(one, TOLERANCES["bfloat16"]).any() for one in errors.T)
-
-    def is_seen_by_reference(self, sample: Sample, states: torch.Tensor, routes: bool) -> bool:
-        """The same of a reference that gives the right states, of which rounding explains 0.8 %."""
-        every = self.every_layer[sample.key][0].float()
-        if len(states) != len(every):
-            return True
-        every = torch.cat([every, self.head.normalized(every[:, -1])[:, None]], dim=1)
-        size = every.norm(dim=-1)
-        errors = torch.stack([(one[:, None] - every).norm(dim=-1) / size for one in states.unbind(1)], 1)
-        own = every[:, list(self.layers)]
-        shifted = {
-            by: ((states - own.roll(-by, 0)).norm(dim=-1) / own.roll(-by, 0).norm(dim=-1))
-            .median(0)
-            .values.numpy()
-            for by in SHIFTS
-        }
-        rounding = np.full((len(states), every.shape[1]), 0.008, np.float32)
-        stored: Any = sample
-        faults, _ = judge(
-            [SampleErrors(stored, errors.numpy(), rounding, shifted)], self.layers, "bfloat16", routes
-        )
-        return bool(faults)
 
     @cached_property
     def untrained(self) -> torch.Tensor:

@@ -14,6 +14,7 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Sidecar, Store
 from eagle3_data.store.states import MANTISSA_BITS, NumberCheck, States, open_states, structure_problems
+from eagle3_data.validation.coverage import NUMBERS, STRUCTURE
 from eagle3_data.validation.token_loss import tested_rows
 
 BLOCK_BYTES = 1 << 19
@@ -92,11 +93,12 @@ def open_checked(
     if (sidecar.key, sidecar.extraction_id) != (sample.key, identity.extraction_id):
         raise SampleError(f"sidecar: it is that of {sidecar.extraction_id}/{sidecar.key}")
     problems = structure_problems(states, sample.token_ids, len(identity.layers), hidden_size, identity.dtype)
+    proof = STRUCTURE
     if problems or states.file is None:
         checksum, largest = file_checksum(path), np.zeros((0, 0))
     else:
         checksum, check = _look(states, states.file)
-        problems, largest = check.problems(), check.largest
+        proof, problems, largest = NUMBERS, check.problems(), check.largest
     if path.stat().st_size != sidecar.size_bytes or checksum != sidecar.xxh3_128:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     if states.provenance.get("extraction_id") != identity.extraction_id:
@@ -105,7 +107,7 @@ def open_checked(
             ("wrong-extraction", f"the file says extraction id {told}, expected {identity.extraction_id}")
         )
     if problems:
-        raise SampleError("; ".join(f"{name}: {message}" for name, message in problems))
+        raise SampleError(f"{proof}: " + "; ".join(f"{name}: {message}" for name, message in problems))
     return states, sidecar, largest
 
 
