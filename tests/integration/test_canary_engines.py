@@ -221,7 +221,7 @@ def test_an_engine_that_hangs_is_a_finding_after_the_deadline(tmp_path, engine, 
     assert elapsed_s < 600, "the engine itself sleeps for days"
 
 
-def test_an_accepted_canary_finding_lets_the_pass_go_on_and_is_told_in_its_ledger_and_log(
+def test_an_accepted_canary_finding_lets_the_pass_go_on_and_is_in_its_ledger_and_log(
     fast: Workflow, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))

@@ -127,7 +127,7 @@ def test_after_a_finished_run_a_change_plans_exactly_its_passes(
     assert again.nothing_done, again.output
 
 
-def test_a_changed_chat_template_file_tokenizes_anew(fast: Workflow) -> None:
+def test_a_changed_chat_template_file_tokenizes_again(fast: Workflow) -> None:
     template = fast.directory / "template.jinja"
     shutil.copy(Path(fast.config["target"]["path"]) / "chat_template.jinja", template)
     fast.config["tokenization"]["chat_template"] = "template.jinja"
@@ -316,7 +316,7 @@ def test_good_batches_go_on_downstream_past_a_failed_one(fast: Workflow) -> None
     assert (fast.results / "training_set/provenance.json").exists()
 
 
-def test_a_sample_that_validation_rejects_is_quarantined_and_extracted_anew(fast: Workflow) -> None:
+def test_a_sample_that_validation_rejects_is_quarantined_and_extracted_again(fast: Workflow) -> None:
     fast.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
     assert fast.run("extract").returncode == 0
     key = fast.keys("00003")[1]

@@ -60,7 +60,7 @@ def test_what_another_plan_extracted_is_never_claimed(finished: Workflow) -> Non
     assert "5 of 5 batches extracted" in finished.run("status").output
 
 
-def test_a_killed_pass_is_not_told_as_what_the_one_before_it_met(fast: Workflow) -> None:
+def test_a_killed_pass_is_not_reported_as_what_the_one_before_it_met(fast: Workflow) -> None:
     fast.faults = {"refuse": {fast.keys("00002")[0]: "an old cause"}}
     failed = last_lines(fast.run("extract"))
     assert "an old cause" in failed

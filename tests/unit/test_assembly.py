@@ -16,7 +16,7 @@ def ledger(**facts: object) -> dict[str, object]:
     return {"pass": "001", "stripe": 0, "extraction_id": "e", "batches": {}, **facts}
 
 
-def test_what_was_accepted_before_the_load_or_by_a_canary_is_told_once(tmp_path: Path) -> None:
+def test_what_was_accepted_before_the_load_or_by_a_canary_is_listed_once(tmp_path: Path) -> None:
     write_json(
         tmp_path / "compatibility/report.json",
         {"findings": [finding("disk-short"), finding("disk-tight", accepted=False)]},
@@ -36,7 +36,7 @@ def test_a_pass_of_an_older_version_has_no_canary_in_its_ledger(tmp_path: Path) 
     assert accepted_findings(tmp_path) == []
 
 
-def test_what_the_states_were_computed_with_is_told_once(tmp_path: Path) -> None:
+def test_what_the_states_were_computed_with_is_listed_once(tmp_path: Path) -> None:
     v1, v2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     passes = [("e", v1, 1), ("e", v1, 2), ("e", v2, 1), ("e", {"of": "a pass that loaded nothing"}, 0)]
     for number, (extraction_id, environment, loads) in enumerate([*passes, ("other", {}, 1)]):

@@ -151,7 +151,7 @@ def test_findings_accepted_in_the_configuration_stay_in_the_report_and_let_the_r
     assert not list(tmp_path.glob("report.failed.*")), "the report of the failed attempt is out of date"
 
 
-def test_a_value_of_the_wrong_kind_among_the_engine_arguments_is_told_as_a_fault_of_the_configuration(
+def test_a_value_of_the_wrong_kind_among_the_engine_arguments_is_a_fault_of_the_configuration(
     tmp_path, target, capsys
 ):
     with pytest.raises(

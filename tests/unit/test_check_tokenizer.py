@@ -140,7 +140,7 @@ def test_a_checkpoints_code_needs_leave_only_where_nobody_else_knows_its_model_t
     assert [finding.id for finding in check_remote_code("here", model_type, needs, trusted)] == expected
 
 
-def test_a_directory_without_a_tokenizer_is_told(tmp_path):
+def test_a_directory_without_a_tokenizer_is_reported(tmp_path):
     ((name, level),) = tokenizer_ids(tmp_path, 100)
     assert (name, level) == ("tokenizer-unusable", "fail")
 

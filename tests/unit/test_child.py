@@ -13,7 +13,7 @@ from eagle3_data.system import child
 from eagle3_data.system.child import Child
 
 
-def test_a_killed_child_is_gone_and_told_in_words(tmp_path: Path) -> None:
+def test_a_killed_child_is_gone_and_reported_in_words(tmp_path: Path) -> None:
     sleeper = Child("http.server", ["0"], tmp_path / "log")
     sleeper.kill()
     assert sleeper.end().startswith("was killed by SIGKILL")

@@ -93,7 +93,7 @@ def test_a_capture_after_the_loop_mends_the_last_id(tmp_path):
     assert ids(table, architecture, (2, 16, 29, 32)) == []
 
 
-def test_a_forward_that_counts_from_another_layer_is_told(tmp_path):
+def test_a_forward_that_counts_from_another_layer_is_found(tmp_path):
     forward = BEFORE.replace("if idx in", "if idx + 1 in").replace("LAST", "pass")
     table, architecture = llama(tmp_path, forward)
     findings = check_capture(table, architecture, (2, 16, 29, 32), 32)

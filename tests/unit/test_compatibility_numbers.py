@@ -319,7 +319,7 @@ def test_every_id_that_a_check_may_give_can_be_accepted_and_no_other():
     assert given | of_states == IDS
 
 
-def test_findings_are_told_once_and_worst_first():
+def test_findings_are_listed_once_and_worst_first():
     warning = Finding("a", "warn", "w")
     unknown = Finding("b", "unknown", "u")
     assert in_order([unknown, warning, FAILING, warning]) == (FAILING, warning, unknown)

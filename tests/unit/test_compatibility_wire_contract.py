@@ -175,7 +175,7 @@ def test_what_a_client_says_must_be_heard_and_what_it_reads_be_there(tmp_path, s
     assert found(symbols(tmp_path), clients=(client(source),)) == expected
 
 
-def test_an_unknown_engine_argument_is_told_with_the_nearest_one(tmp_path):
+def test_an_unknown_engine_argument_is_reported_with_the_nearest_one(tmp_path):
     files = {
         "vllm/entrypoints/llm.py": "class LLM:\n    def __init__(self, model, *, seed=0, **kwargs): ...\n",
         "vllm/engine/arg_utils.py": "@dataclass\nclass EngineArgs:\n    max_num_batched_tokens: int = 1\n",

@@ -75,7 +75,7 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
         (changed(run="../elsewhere"), "run: String should match pattern"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(values: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(values)
     assert message in str(raised.value)

@@ -140,7 +140,7 @@ def test_of_a_log_cut_anywhere_the_cause_is_never_the_head_or_a_frame_of_a_trace
             assert not cause.lstrip("`").startswith(('File "', "^")), f"cut at line {place}: {cause}"
 
 
-def test_a_traceback_that_is_cut_off_is_told_by_its_deepest_frame():
+def test_a_traceback_that_is_cut_off_is_known_by_its_deepest_frame():
     lines = [
         "Traceback (most recent call last):",
         '  File "/opt/a.py", line 3, in run',

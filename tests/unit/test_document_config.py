@@ -15,7 +15,7 @@ def test_the_documents_are_current(monkeypatch, capsys):
     assert document_config.main() == 0, capsys.readouterr().err
 
 
-def test_drift_is_found_and_mended(tmp_path, monkeypatch, capsys):
+def test_drift_is_found_and_fixed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(document_config, "FOLDER", tmp_path)
     (tmp_path / "README.md").write_text(
         f"by hand\n{document_config.BEGIN}\nold\n{document_config.END}\nby hand, too\n"

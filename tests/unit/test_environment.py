@@ -41,7 +41,7 @@ def test_pip_finds_no_other_deviation_than_the_known_ones():
     assert [line for line in found if not line.startswith(KNOWN_DEVIATIONS)] == []
 
 
-def test_the_conda_environment_is_made_anew_when_pins_change():
+def test_the_conda_environment_is_made_again_when_pins_change():
     pins = b"".join(
         (ENVS / name).read_bytes() for name in ("torch.txt", "lock.txt", "cpu.txt", "cuda.txt", "install.sh")
     )

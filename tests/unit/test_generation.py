@@ -197,7 +197,7 @@ def test_where_reasoning_is_stripped_each_answer_is_a_sample_of_what_the_target_
     assert said_of(outcome) == ["changed-history"]
 
 
-def test_where_the_prompt_opens_the_reasoning_it_is_told_from_the_answer() -> None:
+def test_where_the_prompt_opens_the_reasoning_it_is_kept_apart_from_the_answer() -> None:
     talks = Talks("im_middle_thinking")
     outcome = talks.answered(talk("Hi", "x", "And?", "y"), lambda prompt: f"Hm</think>Yes.{END}")
     assert talks.prompts[0].endswith("<|im_middle|><think>")

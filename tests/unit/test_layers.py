@@ -32,7 +32,7 @@ def test_impossible_ids_are_named(layers: list[int], problem: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])
-def test_what_a_model_too_shallow_for_the_default_is_told_to_set_works(count: int) -> None:
+def test_what_the_advice_for_a_model_too_shallow_for_the_default_says_works(count: int) -> None:
     with pytest.raises(ConfigError) as refused:
         resolve_layers(None, "vllm", count)
     proposed = json.loads(str(refused.value).rpartition("such as ")[2])

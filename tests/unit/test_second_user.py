@@ -146,7 +146,7 @@ def test_with_umask_002_a_group_shares_everything(shared):
     assert store.keys() == set()
 
 
-def test_with_umask_022_others_read_and_are_told_why_they_cannot_write(shared):
+def test_with_umask_022_others_read_and_learn_why_they_cannot_write(shared):
     store = shared.make_store(0o022)
     assert shared.store_py("list", "--tokens").returncode == 0
     assert shared.store_py("verify").returncode == 0

@@ -220,14 +220,14 @@ def finished(records: Records, extraction_id: str = NOW) -> None:
         records.validation(batch, extraction_id)
 
 
-def test_a_finished_run_is_told_in_counts_alone(records: Records) -> None:
+def test_a_finished_run_is_summed_up_in_counts_alone(records: Records) -> None:
     finished(records)
     for told in (records.status(), records.status("--extraction-id", NOW)):
         assert "2 of 2 batches extracted, 2 validated" in told
         assert "snakemake" not in told
 
 
-def test_what_validation_could_not_prove_is_told(records: Records) -> None:
+def test_what_validation_could_not_prove_is_listed(records: Records) -> None:
     finished(records)
     proof = {"proof": "greedy-token", "samples": 2, "covers": "last slot"}
     for batch in records.fingerprints:
@@ -238,7 +238,7 @@ def test_what_validation_could_not_prove_is_told(records: Records) -> None:
     assert "no reference was made\n" in told
 
 
-def test_what_tokenization_cut_or_left_out_is_told(records: Records) -> None:
+def test_what_tokenization_cut_or_left_out_is_counted(records: Records) -> None:
     path = records.results / "tokens/batches.json"
     record = json.loads(path.read_text())
     write_json(
@@ -363,7 +363,7 @@ def test_a_run_that_failed_before_there_are_batches_says_where_to_look_and_what_
     )
 
 
-def test_another_terminal_is_told_the_command_of_the_newest_pass(records: Records) -> None:
+def test_another_terminal_shows_the_command_of_the_newest_pass(records: Records) -> None:
     records.ledger("001", causes={"00000": "poison"}, command="snakemake an older one")
     records.ledger("002", causes={"00000": "poison"}, command=COMMAND)
     assert f"After fixing the cause, rerun only what is missing:\n    {COMMAND}\n" in records.status()
@@ -431,7 +431,7 @@ def test_a_pass_that_waits_for_another_is_not_called_ended(records: Records) -> 
     assert "without a ledger" not in told
 
 
-def test_a_pass_that_may_have_died_on_another_machine_is_told_as_what_is_known(records: Records) -> None:
+def test_of_a_pass_that_may_have_died_on_another_machine_only_what_is_known_is_said(records: Records) -> None:
     """Snakemake hears of the job's end within seconds; the lease of a dead process on another machine looks
     alive for a minute."""
     records.ledger("001", causes={"00000": "old cause"})
@@ -466,7 +466,7 @@ def test_one_dead_stripe_hides_nothing_of_the_others(tmp_path: Path) -> None:
     assert "even old" not in told
 
 
-def test_what_one_stripe_met_is_told_also_when_another_has_run_since(tmp_path: Path) -> None:
+def test_what_one_stripe_met_is_shown_also_when_another_has_run_since(tmp_path: Path) -> None:
     records = two_stripes(tmp_path, "poison one", "poison two")
     records.ledger("002", 1, causes={"00001": "poison two again", "00003": ""}, stripes=2)
     told = records.status()

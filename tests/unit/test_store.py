@@ -121,7 +121,7 @@ def test_a_folder_without_an_owner_goes_when_it_is_old(tmp_path: Path) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_age_is_told_by_the_clock_of_the_file_system_not_by_this_machines(
+def test_age_is_by_the_clock_of_the_file_system_not_by_this_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path, "id")

@@ -437,7 +437,7 @@ CALLS_WITH_TEXT = [
 ]
 
 
-def test_a_turn_that_the_template_does_not_show_whole_is_left_untrained_and_told():
+def test_a_turn_that_the_template_does_not_show_whole_is_left_untrained_and_counted():
     tiny = Tiny("drops_text_beside_calls")
     outcome = tiny.outcome({"messages": CALLS_WITH_TEXT})
     assert tiny.show(outcome.samples[0]).endswith("⟦It is sunny.<|im_end|>⟧\n")
@@ -452,7 +452,7 @@ def test_on_demand_such_a_turn_costs_the_conversation():
     assert tiny.fate({"messages": CALLS_WITH_TEXT}) == "not-shown"
 
 
-def test_reasoning_that_does_not_show_is_told():
+def test_reasoning_that_does_not_show_is_counted():
     outcome = Tiny("reasoning_stripped").outcome({"messages": REASONED})
     assert [(notice.code, notice.count) for notice in outcome.notices] == [("hidden-reasoning", 1)]
     assert Tiny("reasoning_stripped").outcome({"messages": REASONED[2:]}).notices == ()

@@ -190,7 +190,7 @@ def broken(rows):
     return pa.Table.from_pylist(rows).append_column("turns", turns)
 
 
-def test_a_row_that_cannot_be_read_is_told_with_its_field(tmp_path):
+def test_a_row_that_cannot_be_read_is_reported_with_its_field(tmp_path):
     pq.write_table(broken(ROWS), tmp_path / "talks.parquet")
     datasets.Dataset(broken(ROWS)).save_to_disk(tmp_path / "saved")
     for name in ("talks.parquet", "saved"):
@@ -297,7 +297,7 @@ def test_csv_files(name, tmp_path):
     assert [row.place for row in found] == ["line 2", "line 4", "line 6"]
 
 
-def test_a_csv_row_that_cannot_be_read_is_told(tmp_path):
+def test_a_csv_row_that_cannot_be_read_is_reported(tmp_path):
     path = tmp_path / "talks.csv"
     path.write_bytes(b"prompt,response\na,b,c\nd\n\xe9,e\n" + b"x," + b"y" * 200_000 + b"\n")
     rows = read(path)
@@ -363,7 +363,7 @@ def test_a_folder_s_files_need_not_have_the_same_fields(tmp_path):
     assert rows[1].place == "0.jsonl, line 2"
 
 
-def test_a_folder_s_splits_are_told_by_names_or_by_its_card(tmp_path):
+def test_a_folder_s_splits_are_known_by_names_or_by_its_card(tmp_path):
     folder = tmp_path / "named"
     folder.mkdir()
     write(folder / "train-0.jsonl", as_lines(ROWS[:2]))

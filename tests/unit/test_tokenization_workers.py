@@ -59,7 +59,7 @@ def test_an_error_of_a_worker_arrives_and_ends_all(tmp_path):
     assert not psutil.Process().children()
 
 
-def test_a_killed_worker_is_told():
+def test_a_killed_worker_is_reported():
     def dies(row):
         if row.index == 300:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -75,7 +75,7 @@ def test_a_lease_that_a_killed_pass_left_says_nothing(
     assert lines == []
 
 
-def test_a_watcher_ends_when_it_is_told_to(watcher: PassWatcher) -> None:
+def test_a_watcher_ends_when_it_is_stopped(watcher: PassWatcher) -> None:
     watcher.stop()  # was never started
     watcher.start()
     started = time.monotonic()
