@@ -223,7 +223,8 @@ def test_never_more_than_two_layers_are_in_memory(
     if packed:
         quantized.quantize(weights, tmp_path / "values", weights, quantized.int4)
     child = [sys.executable, __file__, str(tmp_path)]
-    measured = subprocess.run(child, env=os.environ, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    measured = subprocess.run(child, env=environment, capture_output=True, text=True, check=True)
     peak_bytes, states_bytes = int(measured.stdout), 20 * 4 * IDS.numel() * 512
     print(f"peak {peak_bytes / 1e6:.0f} MB; a layer is {layer_bytes / 1e6:.0f} MB, there are {len(layers)}")
     assert peak_bytes < 2 * layer_bytes + states_bytes
