@@ -174,6 +174,19 @@ def test_another_samples_states_are_rejected(batch: Fixture) -> None:
     )
 
 
+def test_states_that_are_rejected_twice_are_known_to_be_the_same(batch: Fixture) -> None:
+    key, right = batch.samples[1].key, batch.store.states_path(batch.samples[1].key).read_bytes()
+    greedy = batch.store.read_sidecar(key).greedy_token
+    for again in (False, True):
+        other = load_file(batch.store.states_path(batch.samples[0].key))["hidden_states"]
+        commit(batch.store, batch.samples[1], other, greedy)
+        assert batch.store.was_quarantined(key) is again
+        batch.store.quarantine(key, "wrong")
+    batch.store.states_path(key).write_bytes(right)
+    commit(batch.store, batch.samples[1], load_file(batch.store.states_path(key))["hidden_states"], greedy)
+    assert not batch.store.was_quarantined(key)
+
+
 def test_a_flipped_bit_breaks_the_checksum(batch: Fixture) -> None:
     path = batch.store.states_path(batch.samples[2].key)
     content = bytearray(path.read_bytes())

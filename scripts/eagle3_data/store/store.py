@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
-from eagle3_data.errors import NO_ROOM, StorageError
+from eagle3_data.errors import NO_ROOM, InputError, StorageError
 from eagle3_data.log import say
 from eagle3_data.records import JsonObject, MisfitError, Record, remove, write_json
 from eagle3_data.system.places import check_directory, explained
@@ -256,6 +256,15 @@ class Store:
             write_json(place / f"{key}.{stamp}.reason.json", {"key": key, "reason": reason})
             for path in there:
                 os.replace(path, place / f"{key}.{stamp}{path.suffix}")
+
+    def was_quarantined(self, key: str) -> bool:
+        """Whether the very states that are stored now were rejected before."""
+        try:
+            now = self.read_sidecar(key)
+            copies = (self.directory / "quarantine").glob(f"{key}.????????T??????.json")
+            return any(Sidecar.read(copy).xxh3_128 == now.xxh3_128 for copy in copies)
+        except (InputError, StorageError):  # what cannot be read is not known to be the same
+            return False
 
 
 def check_root(root: str | os.PathLike[str]) -> None:

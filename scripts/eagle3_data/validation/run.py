@@ -21,6 +21,12 @@ from eagle3_data.validation.measuring import Measuring
 from eagle3_data.validation.shared_prefix import PrefixIndex
 from eagle3_data.validation.verdict import BatchVerdict
 
+AGAIN = (
+    "; the very same states were rejected before, so extracting them once more will not help: the engine"
+    " repeats its fault (try another engine or version), or the proof is wrong about this sample (take its"
+    " row out of the data, and report it)"
+)
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -106,7 +112,11 @@ def _judge(
             continue
         header, samples = measured[subject.batch]
         proofs = judge.proofs(samples)
-        rejected = {one.key: judge.rejected[one.key] for one in samples if one.key in judge.rejected}
+        rejected = {
+            one.key: judge.rejected[one.key] + (AGAIN if measuring.store.was_quarantined(one.key) else "")
+            for one in samples
+            if one.key in judge.rejected
+        }
         BatchVerdict(
             batch=subject.batch,
             fingerprint=subject.fingerprint,
