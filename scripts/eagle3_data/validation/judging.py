@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 
 from eagle3_data.errors import SampleError
@@ -24,10 +25,16 @@ from eagle3_data.validation.head import Head, Unknown
 from eagle3_data.validation.likeness import Tolerance
 from eagle3_data.validation.measured import Measured
 from eagle3_data.validation.shared_prefix import Partner, PrefixCheck, PrefixIndex, tolerances_of
-from eagle3_data.validation.token_loss import FEWEST_ROWS, ROWS, RunLosses, token_losses
+from eagle3_data.validation.token_loss import FEWEST_ROWS, ROWS, RunLosses, best_place, token_losses
 from eagle3_data.validation.verdict import AppliedProof
 
 HEAD_ROWS = 256
+NEARBY = 256
+"""Samples in which the place is looked for that rows belong to: those around it in the order of the data."""
+UNEXPLAINED = (
+    "some samples have 32 tokens on end that their states do not tell, and no other sample's nearby either:"
+    " unusual texts, or wrong numbers (the log of validate_pass names them)"
+)
 
 
 class Judge:
@@ -51,7 +58,10 @@ class Judge:
         self._dtype, self._replay = dtype, replay
         self.rejected = {one.key: one.rejected for one in own if one.rejected}
         self._losses = self._run_losses()
+        self.unexplained: set[str] = set()
+        """Keys of own samples whose tokens their states do not tell, for a reason that is not known."""
         self._closely: dict[str, int] = {}
+        self._ids: dict[str, np.ndarray] = {}
         self._partners: dict[str, Partner] = {}
         self._token_loss()
         self._shared_rows()
@@ -62,7 +72,8 @@ class Judge:
 
     def _shared_rows(self) -> None:
         """The last state depends on all tokens of a sample, so of samples that have it in common at most one
-        is right. Which is known where other proofs reject all others; else all are rejected."""
+        is right. Which is known where other proofs reject all others; else all are rejected. Of one token
+        again and again the state is the same at every place, so such samples may have it in common."""
         groups: dict[int, dict[str, Measured]] = {}
         for one in self._all:
             if one.slots:
@@ -71,7 +82,8 @@ class Judge:
             accepted = [key for key in group if key not in self.rejected]
             if len(group) < 2 or self._own_keys.isdisjoint(group):
                 continue
-            for key in group if len(accepted) > 1 else group.keys() - accepted:
+            suspects = group.keys() if len(accepted) > 1 else group.keys() - accepted
+            for key in [one for one in suspects if len(set(self._ids_of(one).tolist())) != 1]:
                 twin = next(one for other, one in group.items() if other != key)
                 self._reject(
                     key,
@@ -120,27 +132,61 @@ class Judge:
     def _token_loss(self) -> None:
         if isinstance(self._head, Unknown) or not self._losses or self._losses.unknown:
             return
-        for one in self._own:
-            if one.token_loss and one.key not in self.rejected and self._losses.looks_weak(one.token_loss):
-                rows = one.token_loss.close_look(one.tokens)
-                self._closely[one.key] = rows.stop - rows.start
-                if (states := self._find(one.key)) and (fault := self._look_closely(states, rows)):
+        for place, one in enumerate(self._own):
+            if not one.token_loss or one.key in self.rejected or not self._losses.looks_weak(one.token_loss):
+                continue
+            rows = one.token_loss.close_look(one.tokens)
+            self._closely[one.key] = rows.stop - rows.start
+            if (states := self._find(one.key)) and (windows := self._weak_windows(states, rows)):
+                if fault := self._where_they_belong(place, states, windows):
                     self._reject(one.key, fault)
+                else:
+                    self.unexplained.add(one.key)
 
-    def _look_closely(self, states: States, rows: slice) -> str:
-        assert isinstance(self._head, Head) and self._losses
+    def _weak_windows(self, states: States, rows: slice) -> list[slice]:
+        """Rows of the sample that do not tell their next tokens."""
+        assert self._losses
         following = states.token_ids[rows.start + 1 : rows.stop + 1].copy()
         columns = torch.from_numpy(following)
-        table = torch.cat(
-            [
-                self._head.log_probabilities(torch.from_numpy(states.values(slice(first, last), -1)))[
-                    :, columns
-                ]
-                for first in range(rows.start, rows.stop, HEAD_ROWS)
-                if (last := min(first + HEAD_ROWS, rows.stop))
-            ]
-        )
-        return self._losses.fault(*token_losses(table, following))
+        blocks = [
+            self._told(states, slice(first, min(first + HEAD_ROWS, rows.stop)))[:, columns]
+            for first in range(rows.start, rows.stop, HEAD_ROWS)
+        ]
+        found = self._losses.weak_windows(*token_losses(torch.cat(blocks), following))
+        return [slice(rows.start + one.start, rows.start + one.stop) for one in found]
+
+    def _where_they_belong(self, place: int, states: States, windows: Sequence[slice]) -> str:
+        """What is wrong with a sample whose rows are another place's; empty if no such place is found, in the
+        sample itself and those near it."""
+        assert self._losses
+        nearby = self._all[max(0, place - NEARBY // 2) :][:NEARBY]
+        for window in windows:
+            told = self._told(states, window)
+            for other in (self._own[place], *nearby):
+                token_ids = self._ids_of(other.key)
+                at = best_place(told, token_ids)
+                is_own_place = other is self._own[place] and at == window.start
+                if at is None or is_own_place:
+                    continue
+                if self._losses.belong(told, token_ids[at + 1 : at + 1 + len(told)]):
+                    whose = "this sample" if other is self._own[place] else f"sample {other.sample_id}"
+                    return (
+                        f"{TOKEN_LOSS}: rows {window.start} to {window.stop - 1} of the last slot do not tell"
+                        f" their next tokens, but those of rows {at} to {at + len(told) - 1} of {whose}"
+                    )
+        return ""
+
+    def _told(self, states: States, rows: slice) -> torch.Tensor:
+        assert isinstance(self._head, Head)
+        return self._head.log_probabilities(torch.from_numpy(states.values(rows, -1)))
+
+    def _ids_of(self, key: str) -> np.ndarray:
+        if key not in self._ids:
+            if len(self._ids) >= 2 * NEARBY:
+                self._ids.clear()
+            states = self._find(key)
+            self._ids[key] = states.token_ids.copy() if states else np.empty(0, np.int64)
+        return self._ids[key]
 
     # ---- the result
 
@@ -188,7 +234,12 @@ class Judge:
         closely = [self._closely[one.key] for one in tested if one.key in self._closely]
         rows = sum(one.token_loss.rows for one in tested if one.token_loss) + sum(closely)
         figures["number_looked_at_closely"] = len(closely)
-        return [*found, AppliedProof(TOKEN_LOSS, len(tested), loss, rows=rows, figures=figures)]
+        open_ones = sum(one.key in self.unexplained for one in tested)
+        found.append(AppliedProof(TOKEN_LOSS, len(tested) - open_ones, loss, rows=rows, figures=figures))
+        if open_ones:
+            figures = {"number_unexplained": open_ones}
+            found.append(AppliedProof(TOKEN_LOSS, 0, loss, UNEXPLAINED, figures=figures))
+        return found
 
     def _prefix_proofs(self, samples: Collection[Measured]) -> list[AppliedProof]:
         pairs = [self._partners[one.key] for one in samples if one.key in self._partners]

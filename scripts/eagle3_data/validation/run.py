@@ -132,6 +132,9 @@ def _judge(
             validated_at_ns=header.measured_at_ns,
         ).write(job.run.validation_record(subject.batch))
         say(f"batch {subject.batch}: {counted(len(samples), 'sample')}, {len(rejected)} rejected")
+        for one in samples:
+            if one.key in judge.unexplained:
+                say(f"sample {one.sample_id} ({one.key}): token-loss: its states do not tell its tokens")
     _reject_elsewhere(job, judge)
 
 

@@ -6,9 +6,10 @@ much better a row tells its own next token than the other rows of the sample tel
 theirs. Rows of another place or sample have a contrast around 0, however rare or frequent the tokens are; a
 trained target's own are nats above. So a sample is held against itself, not only against the run.
 
-A sample that looks weak is looked at closely, row by row: it is rejected where over WINDOW rows on end the
-contrast is next to nothing and the loss nearer to that of guessing than to the run's. Both must hold: a text
-that nobody can predict (numbers, keys) has no contrast, but a loss that is far below that of guessing.
+A sample that looks weak is looked at closely, row by row: whether over WINDOW rows on end the contrast is
+next to nothing and the loss nearer to that of guessing than to the run's. That may also be a text that nobody
+can predict (keys, base64, a language the target does not know). So the sample is rejected only if those rows
+do tell the tokens of another place, of this sample or of another one: then they are that place's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ CLOSELY = 512
 WEAK, NOTHING = 1 / 3, 0.1
 """Parts of the run's median contrast below which a sample looks weak, and below which a contrast is next to
 nothing (tests/unit/test_token_loss.py has what right and wrong rows of the demo targets give)."""
+BELONGING = 0.75
+"""Part of the run's median contrast from which rows are those of the place whose tokens they tell."""
 TRAINED_CONTRAST = 1.0
 """Nats. Where the run's median is lower, the target does not predict these samples, and nothing is said."""
 
@@ -119,19 +122,43 @@ class RunLosses:
     def looks_weak(self, one: TokenLoss) -> bool:
         return min(one.weakest, one.contrast) < WEAK * self.contrast
 
-    def fault(self, losses: np.ndarray, contrasts: np.ndarray) -> str:
-        """What is wrong with rows on end that have these losses and contrasts; empty if nothing is."""
+    def weak_windows(self, losses: np.ndarray, contrasts: np.ndarray) -> list[slice]:
+        """WINDOW rows on end, a few times, that do not tell the next tokens; the weakest first."""
         window = min(WINDOW, len(losses))
         means, mean_losses = _means(contrasts, window), _means(losses, window)
-        wrong = (means < NOTHING * self.contrast) & (mean_losses > (self.loss + self.guessing) / 2)
-        if not wrong.any():
-            return ""
-        worst = int(np.where(wrong, means, np.inf).argmin())
-        return (
-            f"token-loss: {window} rows of the last slot on end tell the next token no better than each"
-            f" other's (loss {mean_losses[worst]:.2f} nats, contrast {means[worst]:.2f}; the run's medians"
-            f" are {self.loss:.2f} and {self.contrast:.2f}); they are of another place or sample"
+        starts = np.flatnonzero((means < NOTHING * self.contrast) & (mean_losses > self._half_guessing))
+        if not len(starts):
+            return []
+        few = [starts[means[starts].argmin()], starts[0], starts[len(starts) // 2], starts[-1]]
+        return [slice(int(start), int(start) + window) for start in dict.fromkeys(few)]
+
+    def belong(self, log_probabilities: torch.Tensor, next_tokens: np.ndarray) -> bool:
+        """Whether rows [n, V] tell these next tokens [n], each its own better than the others'. Of a few
+        tokens in turn nothing is believed: a target that is lost repeats itself, too."""
+        table = log_probabilities[:, torch.from_numpy(next_tokens)]
+        losses, contrasts = token_losses(table, next_tokens)
+        return bool(
+            len(set(next_tokens.tolist())) > len(next_tokens) // 2
+            and contrasts.mean() > BELONGING * self.contrast
+            and losses.mean() < self._half_guessing
         )
+
+    @property
+    def _half_guessing(self) -> float:
+        return (self.loss + self.guessing) / 2
+
+
+def best_place(log_probabilities: torch.Tensor, token_ids: np.ndarray) -> int | None:
+    """The row of a sample with these ids [T] from which on the rows [n, V] tell the next tokens best; None if
+    the sample is shorter."""
+    count = len(log_probabilities)
+    if len(token_ids) <= count:
+        return None
+    next_tokens = torch.from_numpy(np.ascontiguousarray(token_ids[1:]))
+    told = log_probabilities[:, next_tokens]
+    places = len(next_tokens) - count + 1
+    sums = torch.stack([told[row, row : row + places] for row in range(count)]).sum(0)
+    return int(sums.argmax())
 
 
 def _means(values: np.ndarray, window: int) -> np.ndarray:
