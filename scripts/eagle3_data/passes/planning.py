@@ -35,7 +35,7 @@ from eagle3_data.passes.forecast import (
 from eagle3_data.passes.ledger import Gate, Ledger
 from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records import Record
-from eagle3_data.records.batch_index import BatchIndex
+from eagle3_data.records.batch_index import BatchEntry, BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.records.seal import check_unchanged
 from eagle3_data.samples import SampleFile
@@ -180,12 +180,15 @@ class BatchesView(ABC):
     def stripe(self, batch: str) -> int:
         return stripe_of(batch, self._extraction.jobs)
 
-    def fingerprint(self, batch: str) -> str:
+    def entry(self, batch: str) -> BatchEntry:
         if batch not in self.batches:
             raise InputError(
                 f"there is no batch {batch}; the batches are {min(self.batches)} to {max(self.batches)}"
             )
-        return self.identity.batch_fingerprint(self.batches[batch].fingerprint) if self.identity else ""
+        return self.batches[batch]
+
+    def fingerprint(self, batch: str) -> str:
+        return self.identity.batch_fingerprint(self.entry(batch).fingerprint) if self.identity else ""
 
     def is_stored(self, batch: str, record: BatchRecord) -> bool:
         """Whether `record` is of this very batch, all its samples are in the store, and no more were left out
@@ -332,7 +335,7 @@ class TokensView(BatchesView):
         if not self._identity or not self._keys:
             return False
         if batch not in self._in_store:
-            names = self._sample_file.names(self.batches[batch].row_group)
+            names = self._sample_file.names(self.entry(batch).row_group)
             self._in_store[batch] = all(name.key in self._keys for name in names)
         return self._in_store[batch]
 
