@@ -75,9 +75,9 @@ rule status:
         results=results_directory,
         extraction_id=extraction_id,
         generation_id=generation_id,
-    shell:
-        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --extraction-id {params.extraction_id:q}'
-        " --generation-id {params.generation_id:q} --part table 2> {log:q}"
+    shell:  # with "=": an id that is not known is empty, and Snakemake writes nothing for it
+        'exec "$python" "$scripts/show_status.py" --results {params.results:q} --extraction-id={params.extraction_id:q}'
+        " --generation-id={params.generation_id:q} --part table 2> {log:q}"
 
 
 onstart:

@@ -80,4 +80,4 @@ rule extract_batch:
         fingerprint=batch_fingerprint,
     shell:
         'exec "$python" "$scripts/extract_batch.py" --batch {wildcards.batch}'
-        " --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
+        " --fingerprint={params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"

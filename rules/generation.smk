@@ -99,7 +99,7 @@ rule generate_batch:
         fingerprint=generation_fingerprint,
     shell:
         'exec "$python" "$scripts/generate_batch.py" --batch {wildcards.batch}'
-        " --fingerprint {params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
+        " --fingerprint={params.fingerprint:q} --ledger {input.ledger:q} --output {output:q} 2> {log:q}"
 
 
 rule collect_answers:
