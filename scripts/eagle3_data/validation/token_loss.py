@@ -34,7 +34,7 @@ CLOSELY = 512
 """Rows looked at closely, at most."""
 WEAK, NOTHING = 1 / 3, 0.1
 """Parts of the run's median contrast below which a sample looks weak, and below which a contrast is next to
-nothing (tests/unit/test_token_loss.py has what right and wrong rows of the demo targets give)."""
+nothing (docs/proofs.md has what right rows of the demo targets give)."""
 BELONGING = 0.75
 """Part of the run's median contrast from which rows are those of the place whose tokens they tell."""
 TRAINED_CONTRAST = 1.0
