@@ -52,6 +52,7 @@ def test_in_float32_every_layer_equals_transformers(tiny_kimi: Path, tmp_path: P
     )
 
 
+@pytest.mark.nightly  # three minutes of two cores
 def test_two_workers_and_layer_ids_in_speculators_counting_give_the_same_layers(
     tiny_kimi: Path, tmp_path: Path
 ) -> None:
