@@ -3,9 +3,7 @@ the canary proves the engine (`eagle3_data.extraction.proof`)."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -113,16 +111,11 @@ class PassRun(StripeRun):
         return self._pass.identity.batch_fingerprint(samples)
 
     def _requests(self, incoming: Path) -> Iterator[Request]:
-        """Samples that are not in the store, batch after batch, each key once."""
-        met: set[str] = set()
-        for batch in self._outcomes.open_batches():
-            for sample in self._sample_file.samples(self._batches[batch].row_group):
-                if not self._outcomes.is_waiting(sample.key) or sample.key in met:
-                    continue
-                if not self._is_found(sample.key):
-                    met.add(sample.key)
-                    path = (incoming / f"{sample.key}.safetensors").resolve()
-                    yield Request(sample.key, sample.token_ids, str(path))
+        """Samples that are not in the store, also not by another run meanwhile."""
+        for sample in self._waiting(self._sample_file.samples):
+            if not self._is_found(sample.key):
+                path = (incoming / f"{sample.key}.safetensors").resolve()
+                yield Request(sample.key, sample.token_ids, str(path))
 
     def _is_found(self, key: str) -> bool:
         """Whether another run has put the sample into the shared store meanwhile."""
@@ -133,10 +126,7 @@ class PassRun(StripeRun):
     # ---- extraction
 
     def _work(self) -> None:
-        job = self._pass
-        writer = (  # runs of one name may share a store
-            f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"
-        )
+        job, writer = self._pass, self._pass.writer
         incoming = self._store.open_incoming(writer, this_process())
         self._lease.renew_also(incoming / OWNER)
         say(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -23,7 +20,7 @@ from eagle3_data.hashing import hash_bytes, hash_json
 from eagle3_data.records.batch_index import BatchEntry, BatchIndex
 from eagle3_data.records.seal import seal_files
 from eagle3_data.samples import TOKEN_IDS, SampleFile
-from eagle3_data.tokenization.dataset import TokenizationJob, kept_samples
+from eagle3_data.tokenization.dataset import TokenizationJob, all_or_none, kept_samples
 from eagle3_data.tokenization.ledger import LedgerWriter
 from eagle3_data.tokenization.masking.style import Message
 from eagle3_data.tokenization.placement import PlacedSample, full_batches
@@ -43,7 +40,6 @@ SCHEMA = pa.schema(
 """Columns of prompts.parquet: `input_ids` are the prompt of the first turn; `conversation` as in `Unit`."""
 
 FILES = ("prompts.parquet", "ledger.parquet")
-UNFINISHED = ".unfinished-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +141,8 @@ class PromptFile(SampleFile):
 def plan_prompts(job: TokenizationJob, generation: Generation, output: Path, processes: int) -> BatchIndex:
     """Write what the target is asked into directory `output`. Raises InputError if a source cannot be read, a
     row is bad and must not be, or there is nothing to ask; `output` is then as it was before."""
-    output.mkdir(parents=True, exist_ok=True)
-    for unfinished in output.glob(f"{UNFINISHED}*"):  # of a run that was killed
-        shutil.rmtree(unfinished, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=output, prefix=UNFINISHED) as directory:
-        index = _write_all(job, generation, Path(directory), processes)
-        for name in (*FILES, "batches.json"):
-            os.replace(Path(directory) / name, output / name)
-    return index
+    with all_or_none(output, (*FILES, "batches.json")) as directory:
+        return _write_all(job, generation, directory, processes)
 
 
 def _write_all(job: TokenizationJob, generation: Generation, directory: Path, processes: int) -> BatchIndex:

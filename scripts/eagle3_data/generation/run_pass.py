@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -146,8 +144,7 @@ class GenerationRun(StripeRun):
             if not proof.holds:
                 self._failure = proof.failure
                 return
-        writer = f"{job.results.name}-{job.number}-{job.stripe}-{socket.gethostname()}-{os.getpid()}"
-        journal = self._store.open_journal(writer, this_process())
+        journal = self._store.open_journal(job.writer, this_process())
         self._lease.renew_also(journal.path.with_name(OWNER))
         say(
             f"{counted(self._missing, 'conversation')} to be answered by {job.description.path}; engine"
@@ -167,21 +164,12 @@ class GenerationRun(StripeRun):
         settings = job.engine_settings(stops)
         self._feed(
             lambda: EngineProcess(settings, job.engine_log),
-            self._requests(),
+            self._waiting(self._prompts.questions),
             committer,
             job.generation.in_flight,
             "generation",
             in_groups=True,
         )
-
-    def _requests(self) -> Iterator[Question]:
-        """Conversations without answers, batch after batch, each key once."""
-        met: set[str] = set()
-        for batch in self._outcomes.open_batches():
-            for question in self._prompts.questions(self._batches[batch].row_group):
-                if self._outcomes.is_waiting(question.key) and question.key not in met:
-                    met.add(question.key)
-                    yield question
 
     def _described(self, ledger: Ledger) -> Ledger:
         return replace(ledger, answers=dict(self._endings))

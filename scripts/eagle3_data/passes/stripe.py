@@ -8,18 +8,20 @@ its engine.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
 from eagle3_data.compatibility.client.versions import VLLM_DISTRIBUTIONS, installed_version
-from eagle3_data.config import Compatibility, Extraction, Target, Tokenization
+from eagle3_data.config import Compatibility, Extraction, Target, Tokenization, load_section
 from eagle3_data.engines.base import Ready, Work
 from eagle3_data.engines.process import EngineProcess
 from eagle3_data.errors import EngineError
@@ -37,6 +39,7 @@ from eagle3_data.passes.stopping import Stop
 from eagle3_data.progress import Progress
 from eagle3_data.records.batch_index import BatchIndex, SampleName
 from eagle3_data.records.failures import Failure, describe_situation
+from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import SampleFile
 from eagle3_data.system.devices import take_own_devices
 from eagle3_data.system.environment import shown_variables
@@ -45,6 +48,14 @@ from eagle3_data.text import counted
 from eagle3_data.version import workflow_version
 
 COMMIT_THREADS = 4
+
+
+class Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Keyed)
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,45 @@ class StripeJob:
     number: str
     stripe: int
     engine_log: Path
+
+    @classmethod
+    def of_call(cls, arguments: argparse.Namespace, **sections: Any) -> Self:
+        """The job of a script called with the arguments of `stripe_arguments`; `sections` are those of the
+        configuration that only this kind of pass has."""
+        return cls(
+            target=load_section(arguments.config, "target", Target),
+            tokenization=load_section(arguments.config, "tokenization", Tokenization),
+            extraction=load_section(arguments.config, "extraction", Extraction),
+            compatibility=load_section(arguments.config, "compatibility", Compatibility),
+            description=TargetDescription.read(RunPaths(arguments.results).target),
+            results=arguments.results,
+            number=arguments.pass_number,
+            stripe=arguments.stripe,
+            engine_log=arguments.engine_log,
+            **sections,
+        )
+
+    @property
+    def writer(self) -> str:
+        """A name for what this job writes into a store, which runs of one name may share."""
+        return f"{self.results.name}-{self.number}-{self.stripe}-{socket.gethostname()}-{os.getpid()}"
+
+
+def stripe_arguments(description: str | None, section: str) -> argparse.Namespace:
+    """What a script that runs one stripe is called with; `section` is the one that only its kind of pass
+    reads."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--config",
+        required=True,
+        help=f"config file with sections target, tokenization, extraction, compatibility, {section}",
+    )
+    parser.add_argument("--results", required=True, type=Path, help="the run's results directory")
+    parser.add_argument("--pass-number", required=True, help="three digits")
+    parser.add_argument("--stripe", required=True, type=int)
+    parser.add_argument("--engine-log", required=True, type=Path, help="file for the engine's own output")
+    parser.add_argument("--ledger", required=True, type=Path, help="ledger to write (JSON)")
+    return parser.parse_args()
 
 
 class StripeRun(ABC):
@@ -216,6 +266,15 @@ class StripeRun(ABC):
         """Book a batch that is complete in the store: an earlier pass recorded it, or a look into the store
         does."""
         self._outcomes.known_complete(batch, fingerprint, names)
+
+    def _waiting(self, read: Callable[[int], Iterable[Item]]) -> Iterator[Item]:
+        """What is not in the store, batch after batch, each key once; `read` gives all of a row group."""
+        met: set[str] = set()
+        for batch in self._outcomes.open_batches():
+            for one in read(self._batches[batch].row_group):
+                if self._outcomes.is_waiting(one.key) and one.key not in met:
+                    met.add(one.key)
+                    yield one
 
     # ---- the engine's work
 

@@ -6,8 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,14 +95,21 @@ def tokenize_dataset(
     `output` is then as it was before. The files do not depend on `processes`. Without `make_reader`, the
     samples are the data set's own conversations.
     """
+    with all_or_none(output, FILES) as directory:
+        return _write_all(job, directory, processes, make_reader)
+
+
+@contextmanager
+def all_or_none(output: Path, names: Sequence[str]) -> Iterator[Path]:
+    """A directory in which to write the files `names`; without an error, they then take their places in
+    `output`, in this order."""
     output.mkdir(parents=True, exist_ok=True)
     for unfinished in output.glob(f"{UNFINISHED}*"):  # of a run that was killed
         shutil.rmtree(unfinished, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=UNFINISHED) as directory:
-        tokenized = _write_all(job, Path(directory), processes, make_reader)
-        for name in FILES:
+        yield Path(directory)
+        for name in names:
             os.replace(Path(directory) / name, output / name)
-    return tokenized
 
 
 class RowProgress(Progress):
