@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import count, islice, pairwise, zip_longest
 from pathlib import Path
 from typing import ClassVar
 
@@ -151,20 +151,20 @@ def _check_states(directory: Path, seal: SetSeal) -> None:
     if extra := names - expected:
         raise InputError(f"{directory / STATES / min(extra)} does not belong to the set")
     sizes = pq.read_table(directory / STATES_TABLE, columns=["size_bytes"])["size_bytes"].to_numpy()
-    for row in range(0, seal.rows, max(1, seal.rows // LOOKED_AT)):
-        path = directory / STATES / states_name(row)
-        _check_time(path, seal)
-        if path.stat().st_size != sizes[row]:
-            raise InputError(f"{path} is {path.stat().st_size} bytes long instead of {sizes[row]}")
+    _check_some(lambda row: directory / STATES / states_name(row), sizes, seal)
 
 
 def _check_format(folder: Path, seal: SetSeal) -> None:
     table = pq.read_table(folder / FILES_TABLE)
     expected = table["name"].to_pylist()
     _check_names(folder, set(expected), seal)
-    sizes = table["size_bytes"].to_numpy()
+    _check_some(lambda row: folder / expected[row], table["size_bytes"].to_numpy(), seal)
+
+
+def _check_some(path_of: Callable[[int], Path], sizes: np.ndarray, seal: SetSeal) -> None:
+    """Size and time of some rows' files, evenly spaced."""
     for row in range(0, seal.rows, max(1, seal.rows // LOOKED_AT)):
-        path = folder / expected[row]
+        path = path_of(row)
         _check_time(path, seal)
         if path.stat().st_size != sizes[row]:
             raise InputError(f"{path} is {path.stat().st_size} bytes long instead of {sizes[row]}")
@@ -248,20 +248,9 @@ def _faults_of_states(directory: Path, seal: SetSeal, threads: int) -> Iterator[
         return
     for name in sorted(names - {states_name(row) for row in range(seal.rows)}):
         yield f"{directory / STATES / name} does not belong to the set"
-    table = pq.ParquetFile(directory / STATES_TABLE)
-    row = 0
-    with (
-        ThreadPoolExecutor(threads, "verify") as pool,
-        Progress(f"verify {directory}", "samples", seal.rows) as progress,
-    ):
-        for batch in table.iter_batches(ROWS_AT_ONCE):
-            paths = [directory / STATES / states_name(row + n) for n in range(len(batch))]
-            facts = (batch.column(name).to_pylist() for name in ("size_bytes", "xxh3_128"))
-            for fault in pool.map(_fault_of_file, paths, *facts):
-                progress.add(failed=fault is not None)
-                if fault:
-                    yield fault
-            row += len(batch)
+    with Progress(f"verify {directory}", "samples", seal.rows) as progress:
+        rows = (directory / STATES / states_name(row) for row in count())
+        yield from _wrong_files(directory / STATES_TABLE, lambda _: rows, threads, progress)
 
 
 def _faults_of_format(folder: Path, seal: SetSeal, threads: int) -> Iterator[str]:
@@ -269,13 +258,23 @@ def _faults_of_format(folder: Path, seal: SetSeal, threads: int) -> Iterator[str
         _check_names(folder, set(_files_of_rows(folder)), seal)
     except InputError as error:
         yield str(error)
-    table = pq.ParquetFile(folder / FILES_TABLE)
-    with (
-        ThreadPoolExecutor(threads, "verify") as pool,
-        Progress(f"verify {folder}", "rows", seal.rows) as progress,
-    ):
-        for batch in table.iter_batches(ROWS_AT_ONCE):
-            paths = [folder / name for name in batch.column("name").to_pylist()]
+    with Progress(f"verify {folder}", "rows", seal.rows) as progress:
+        yield from _wrong_files(
+            folder / FILES_TABLE,
+            lambda batch: (folder / name for name in batch.column("name").to_pylist()),
+            threads,
+            progress,
+        )
+
+
+def _wrong_files(
+    table: Path, paths_of: Callable[[pa.RecordBatch], Iterator[Path]], threads: int, progress: Progress
+) -> Iterator[str]:
+    """The files whose size or checksum is not that of their row in `table`; `paths_of` gives those of some
+    rows."""
+    with ThreadPoolExecutor(threads, "verify") as pool:
+        for batch in pq.ParquetFile(table).iter_batches(ROWS_AT_ONCE):
+            paths = list(islice(paths_of(batch), len(batch)))
             facts = (batch.column(name).to_pylist() for name in ("size_bytes", "xxh3_128"))
             for fault in pool.map(_fault_of_file, paths, *facts):
                 progress.add(failed=fault is not None)
