@@ -155,7 +155,9 @@ class PrefixCheck:
         if (states := self._find(key)) is None:
             return
         for other in islice(self._index.alike(key, states.token_ids), LOOKED_FOR):
-            if other not in without and (comparison := self._compare(key, other)):
+            if other in without or (theirs := self._find(other)) is None:
+                continue
+            if comparison := compare(states, theirs, self._tolerances(key, other)):
                 yield Partner(key, other, comparison)
 
     def _compare(self, key: str, other: str) -> Comparison | None:
