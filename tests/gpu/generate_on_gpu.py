@@ -3,10 +3,12 @@
 the same training, and the acceptance length of both drafts in vLLM on questions that neither was trained on.
 
     python tests/gpu/generate_on_gpu.py [--work DIR] [--epochs 10] [--conversations SHAREGPT.json]
+        [--steps sets train measure]
 
 About ten minutes on one GPU with tiny-llama. Needs no network; exits non-zero where the draft that was
-trained on the target's own answers is not the better one. --cpu-plumbing goes as far as the two assembled
-sets, on the CPU, to test this script without a GPU.
+trained on the target's own answers is not the better one. The same command goes on where it was stopped, and
+--steps names what to do of it: both training sets, both trainings (at the same time), both measurements.
+--cpu-plumbing goes as far as the two assembled sets, on the CPU, to test this script without a GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,8 @@ from typing import Any
 from prove_on_gpu import CONVERSATIONS, ROOT
 from train_on_gpu import ACCEPT, TARGET, Loop
 
+Talk = list[dict[str, str]]
+STEPS = ("sets", "train", "measure")
 HELD_OUT = 10
 """One in so many questions is not trained on, but measured with."""
 ANSWER_TOKENS = 96
@@ -47,11 +53,14 @@ class Answers(Loop):
         super().__init__(work / responses, engine)
         self.responses = responses
         self.answers = self.results / "generation/answers.json"
-        if responses == "target":  # the same one
-            (self.work.parent / TARGET).symlink_to(work / "dataset" / TARGET)
+        self.trained, self.measured = self.work / "trained.json", self.work / "acceptance.json"
+        link = self.work.parent / TARGET
+        if responses == "target" and not link.is_symlink():  # the same one
+            link.symlink_to(work / "dataset" / TARGET)
         config: dict[str, Any] = json.loads(self.config.read_text())
         config["data"] = {"sources": [{"path": "talks.jsonl"}], "train_ratio": 0.9}
         config["tokenization"] = {"max_length": 512, "batch_tokens": 50_000}
+        config["training_set"]["formats"] = ["speculators"]
         config["generation"] = {
             "responses": responses,
             "max_tokens": ANSWER_TOKENS,
@@ -100,8 +109,42 @@ class Answers(Loop):
         )
         return str(facts["extraction_id"])
 
+    def make_set(self, trained: list[Talk], held_out: list[Talk]) -> None:
+        """Up to the verified training set; what was begun is begun again."""
+        if (self.training_set / "README.md").exists():
+            return
+        started = time.monotonic()
+        shutil.rmtree(self.results, ignore_errors=True)
+        self.build_target()
+        rows = "".join(json.dumps({"messages": messages}) + "\n" for messages in trained)
+        (self.work / "talks.jsonl").write_text(rows)
+        (self.work / "questions.json").write_text(json.dumps([messages[0] for messages in held_out]))
+        proof = self.prove()
+        print(f"{self.responses}: {proof.validated} samples validated, {proof.versions}", flush=True)
+        self.assemble()
+        verified = [sys.executable, str(ROOT / "scripts/verify_training_set.py"), str(self.training_set)]
+        self.step("verify", [*verified, "--results", str(self.results)])
+        print(f"{self.responses}: training set made in {time.monotonic() - started:.0f} s", flush=True)
 
-def talks(sharegpt: Path | None) -> list[list[dict[str, str]]]:
+    def make_draft(self, epochs: int) -> None:
+        if self.trained.exists():
+            return
+        shutil.rmtree(self.draft, ignore_errors=True)
+        checkpoint, losses = self.train(epochs)
+        self.trained.write_text(json.dumps({"checkpoint": str(checkpoint), "validation_losses": losses}))
+
+    def measure(self) -> float:
+        """The draft's acceptance length."""
+        if not self.measured.exists():
+            target = self.work.parent / TARGET
+            self.python("ids", IDS, target, "questions.json")
+            self.python("accept", ACCEPT, target, json.loads(self.trained.read_text())["checkpoint"])
+        result = json.loads(self.measured.read_text())
+        print(f"ACCEPTANCE {self.responses} {json.dumps(result)}", flush=True)
+        return float(result["acceptance_length"])
+
+
+def talks(sharegpt: Path | None) -> list[Talk]:
     """Questions with the data set's answers: the first of each of the demo's conversations, sums, and all of
     a ShareGPT file."""
     found = []
@@ -117,11 +160,11 @@ def talks(sharegpt: Path | None) -> list[list[dict[str, str]]]:
     return list({talk[0]["content"]: talk for talk in found}.values())
 
 
-def user(text: str) -> list[dict[str, str]]:
+def user(text: str) -> Talk:
     return [{"role": "user", "content": text}]
 
 
-def pairs(turns: list[tuple[str, Any]]) -> list[list[dict[str, str]]]:
+def pairs(turns: list[tuple[str, Any]]) -> list[Talk]:
     """Each question of at most 400 letters with its answer, as a conversation of its own."""
     return [
         [*user(one[1]), {"role": "assistant", "content": two[1]}]
@@ -139,6 +182,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("gpu-generation"), help="scratch directory, new")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--conversations", type=Path, help="a ShareGPT file with more of them")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--cpu-plumbing", action="store_true", help="no GPU: up to the assembled sets")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -147,34 +191,19 @@ def main() -> None:
     all_talks = talks(arguments.conversations)
     held_out, trained = all_talks[::HELD_OUT], [talk for at, talk in enumerate(all_talks) if at % HELD_OUT]
     if arguments.cpu_plumbing:
-        trained = trained[:30]
+        trained, arguments.steps = trained[:30], ["sets"]
     print(f"{len(trained)} questions to train on, {len(held_out)} held out", flush=True)
-    lengths = {}
-    for responses in ("dataset", "target"):
-        started = time.monotonic()
-        loop = Answers(work, responses, engine)
-        target = loop.build_target()
-        (loop.work / "talks.jsonl").write_text(
-            "".join(json.dumps({"messages": messages}) + "\n" for messages in trained)
-        )
-        (loop.work / "questions.json").write_text(json.dumps([messages[0] for messages in held_out]))
-        proof = loop.prove()
-        print(
-            f"{responses}: extracted and validated: {proof.validated} samples, {proof.versions}", flush=True
-        )
-        loop.assemble()
-        verified = [sys.executable, str(ROOT / "scripts/verify_training_set.py"), str(loop.training_set)]
-        loop.step("verify", [*verified, "--results", str(loop.results)])
-        if not arguments.cpu_plumbing:
-            checkpoint = loop.train(arguments.epochs)
-            loop.python("ids", IDS, target, "questions.json")
-            loop.python("accept", ACCEPT, target, checkpoint)
-            result = json.loads((loop.work / "acceptance.json").read_text())
-            lengths[responses] = result["acceptance_length"]
-            print(f"ACCEPTANCE {responses} {json.dumps(result)}", flush=True)
-        print(f"{responses}: whole way {time.monotonic() - started:.0f} s", flush=True)
-    if lengths and not lengths["target"] > lengths["dataset"]:
-        sys.exit("the target's own answers made no better draft")
+    loops = [Answers(work, responses, engine) for responses in ("dataset", "target")]
+    if "sets" in arguments.steps:
+        for loop in loops:
+            loop.make_set(trained, held_out)
+    if "train" in arguments.steps:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda loop: loop.make_draft(arguments.epochs), loops))
+    if "measure" in arguments.steps:
+        dataset, target = (loop.measure() for loop in loops)
+        if not target > dataset:
+            sys.exit("the target's own answers made no better draft")
 
 
 if __name__ == "__main__":

@@ -142,8 +142,9 @@ class Loop(Prover):
         for name, use in facts["formats"].items():
             print(f"  {name}: {use['command']}", flush=True)
 
-    def train(self, epochs: int) -> Path:
-        """Train with the set's own train.yaml; returns the last checkpoint. Exits where the loss rose."""
+    def train(self, epochs: int) -> tuple[Path, list[float]]:
+        """Train with the set's own train.yaml; returns the last checkpoint, and the validation loss behind
+        each epoch."""
         command = [
             *(sys.executable, "-m", "speculators", "train"),
             *("--config", str(self.training_set / "train.yaml")),
@@ -152,15 +153,15 @@ class Loop(Prover):
         print((self.training_set / "train.yaml").read_text(), flush=True)
         self.step("speculators_train", command)
         found = sorted(self.draft.glob("[0-9]*/val_metrics.json"), key=lambda path: int(path.parent.name))
-        losses = [json.loads(path.read_text()) for path in found]
-        for path, metrics in zip(found, losses, strict=True):
-            shown = {name: round(value, 4) for name, value in metrics.items() if isinstance(value, float)}
-            print(f"  epoch {path.parent.name}: {shown}", flush=True)
-        first, last = losses[0]["loss_epoch"], losses[-1]["loss_epoch"]
-        print(f"validation loss {first:.4f} -> {last:.4f}", flush=True)
-        if not last < first:
-            sys.exit("the validation loss did not fall")
-        return found[-1].parent
+        metrics = [json.loads(path.read_text()) for path in found]
+        shown = []
+        for number, one in enumerate(metrics):
+            figures = {name: round(value, 4) for name, value in one.items() if isinstance(value, float)}
+            shown.append(f"  epoch {number}: {figures}")
+        losses = [one["loss_epoch"] for one in metrics]
+        shown.append(f"validation loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+        print("\n".join([f"{self.draft}:", *shown]), flush=True)
+        return found[-1].parent, losses
 
 
 def prompts(sharegpt: Path | None) -> list[str]:
@@ -201,7 +202,9 @@ def main() -> None:
     verified = [sys.executable, str(ROOT / "scripts/verify_training_set.py"), str(loop.training_set)]
     loop.step("verify", [*verified, "--results", str(loop.results)])
     if not arguments.cpu_plumbing:
-        checkpoint = loop.train(arguments.epochs)
+        checkpoint, losses = loop.train(arguments.epochs)
+        if not losses[-1] < losses[0]:
+            sys.exit("the validation loss did not fall")
         loop.python("accept", ACCEPT, target, checkpoint)
         result = json.loads((loop.work / "acceptance.json").read_text())
         print(f"ACCEPTANCE {json.dumps(result)}", flush=True)
