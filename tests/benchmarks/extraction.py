@@ -52,6 +52,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 CONVERSATIONS = ROOT / "config/demo/conversations.jsonl"
 ENGINE_ARGUMENTS = {"enforce_eager": True, "max_num_batched_tokens": 4096, "max_num_seqs": 128}
+SERVED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
+"""Engine arguments that a measurement sets, and `vllm serve` is told, too."""
 START_TIMEOUT_S = 300.0
 sys.path.insert(0, str(SCRIPTS))
 
@@ -59,10 +61,21 @@ sys.path.insert(0, str(SCRIPTS))
 class Bench:
     """A scratch directory with target and data; each measurement gets a directory of its own in it."""
 
+    engine_arguments: dict[str, Any] = ENGINE_ARGUMENTS
+    engine = "eagle3_data.engines.vllm.engine:VllmEngine"
+
     def __init__(self, work: Path, samples: int, tokens: int) -> None:
         self.work, self.samples, self.tokens = work, samples, tokens
         self.target = work / "target"
+        self.place = work
+        """Where runs and their stores are."""
+        self.in_flight_tokens = max(65_536, tokens)
         self._count = 0
+
+    @property
+    def run(self) -> Path:
+        """The directory of the measurement that is made now."""
+        return self.place / f"run-{self._count}"
 
     def make_target(self, layers: int, width: int) -> None:
         """A Llama with random weights and the demo's tokenizer."""
@@ -97,9 +110,10 @@ class Bench:
             "data": {"sources": [{"path": str(self.work / "rows.jsonl"), "layout": "tokens"}]},
             "tokenization": {"max_length": self.tokens},
             "extraction": {
-                "engine_arguments": ENGINE_ARGUMENTS,
+                "engine": self.engine,
+                "engine_arguments": self.engine_arguments,
                 "store": str(place / "store"),
-                "in_flight_tokens": max(65_536, self.tokens),
+                "in_flight_tokens": self.in_flight_tokens,
             },
             "compatibility": {"canary": "off"},
         }
@@ -112,8 +126,7 @@ class Bench:
         """A fresh run's directory with target.json and tokens/, and its configuration with a store of its
         own."""
         self._count += 1
-        place = self.work / f"run-{self._count}"
-        results, config = place / "results/bench", self.config(place)
+        results, config = self.run / "results/bench", self.config(self.run)
         tokenized = self.work / f"tokenized-{samples}"
         if tokenized.exists():
             shutil.copytree(tokenized, results)
@@ -144,7 +157,7 @@ class Bench:
         return results, config
 
     def start_script(self, name: str, *arguments: Any) -> subprocess.Popen[str]:
-        log = self.work / f"run-{self._count}" / f"{name}.log"
+        log = self.run / f"{name}.log"
         with log.open("w", encoding="utf-8") as stderr:
             return subprocess.Popen(
                 [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)],
@@ -158,7 +171,7 @@ class Bench:
 
     def check(self, name: str, code: int) -> None:
         if code:
-            logs = sorted((self.work / f"run-{self._count}").glob("*.log"))
+            logs = sorted(self.run.glob("*.log"))
             tails = "\n".join(
                 f"--- {log.name}\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}" for log in logs
             )
@@ -237,7 +250,7 @@ class Bench:
 
     def clean(self) -> None:
         """Remove what the last measurement wrote."""
-        shutil.rmtree(self.work / f"run-{self._count}")
+        shutil.rmtree(self.run)
 
 
 def engine_settings(config: str, results: Path, states_root: Path) -> Any:
@@ -308,22 +321,27 @@ def save_dataset(results: Path, directory: Path) -> None:
 
 @contextmanager
 def serving(config: str, results: Path, place: Path) -> Iterator[str]:
-    """`vllm serve` with the pass's engine arguments and our connector, ready; gives its endpoint, ends its
-    whole process group."""
+    """`vllm serve` with the pass's engine arguments and vLLM's connector, on the CPU ours, ready; gives its
+    endpoint, ends its whole process group."""
     from eagle3_data.engines.vllm.engine import llm_arguments
 
     states = place / "served"
     states.mkdir()
     arguments = llm_arguments(engine_settings(config, results, states))
     transfer = arguments["kv_transfer_config"]
-    transfer |= {"kv_connector": "LockingConnector", "kv_connector_module_path": "locking_connector"}
+    if has_gpu():
+        transfer["kv_connector"] = "ExampleHiddenStatesConnector"
+        del transfer["kv_connector_module_path"]
+    else:  # vLLM's own does not run there
+        transfer |= {"kv_connector": "LockingConnector", "kv_connector_module_path": "locking_connector"}
     transfer["kv_connector_extra_config"] = {"shared_storage_path": str(states)}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--disable-uvicorn-access-log"]
-    for name in ("dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs"):
-        options += [f"--{name.replace('_', '-')}", str(arguments[name])]
+    for name in ("dtype", "max_model_len", *SERVED):
+        if name in arguments:
+            options += [f"--{name.replace('_', '-')}", str(arguments[name])]
     for name in ("speculative_config", "kv_transfer_config"):
         options += [f"--{name.replace('_', '-')}", json.dumps(arguments[name])]
     python_path = os.pathsep.join(
@@ -350,6 +368,12 @@ def serving(config: str, results: Path, place: Path) -> Iterator[str]:
         with suppress(subprocess.TimeoutExpired):
             server.wait(30)
         kill_group(server)
+
+
+def has_gpu() -> bool:
+    from eagle3_data.system.devices import device_names
+
+    return bool(device_names())
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
