@@ -101,12 +101,13 @@ class Answers(Loop):
             )
         gates = sorted((self.results / "generation/batches").glob("*.json"))
         super().script("collect_answers", "--gates", *gates, "--output", self.answers)
-        print(
-            f"answered: {facts['samples_extracted']} questions, {facts['tokens_extracted']} tokens in"
-            f" {facts['extraction_s']:.1f} s behind a load of {facts['load_s']:.0f} s ({seconds:.0f} s),"
-            f" {facts['tokens_extracted'] / facts['extraction_s']:.0f} tokens/s; {facts['answers']}",
-            flush=True,
-        )
+        if facts["load_s"]:  # not where all was answered before
+            print(
+                f"answered: {facts['samples_extracted']} questions, {facts['tokens_extracted']} tokens in"
+                f" {facts['extraction_s']:.1f} s behind a load of {facts['load_s']:.0f} s ({seconds:.0f} s),"
+                f" {facts['tokens_extracted'] / facts['extraction_s']:.0f} tokens/s; {facts['answers']}",
+                flush=True,
+            )
         return str(facts["extraction_id"])
 
     def make_set(self, trained: list[Talk], held_out: list[Talk]) -> None:
