@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from eagle3_data.tokenization import start_encoder
-from eagle3_data.tokenization.encoder import FastBackend, SlowBackend, SpanEncoder
-from eagle3_data.tokenization.shared_prefixes import SharedPrefixes
+from eagle3_data.tokenization.backends import FastBackend, SlowBackend
+from eagle3_data.tokenization.encoder import SpanEncoder
+from eagle3_data.tokenization.pieces import Pieces
 from slow_tokenizer import save_slow_tokenizer
 from tiny_tokenizer import SPECIAL, TEMPLATES, Tiny, assistant, call, ids_of, save_tokenizer, talk, turn, user
 
@@ -198,10 +199,14 @@ class Counting(FastBackend):
         self.characters += len(text)
         return super().encode(text, borders)
 
+    def encode_all(self, texts):
+        self.characters += sum(map(len, texts))
+        return super().encode_all(texts)
+
 
 def test_a_shared_head_is_encoded_once_and_changes_nothing():
     counting = Counting(core_of(Tiny("chatml")))
-    backend = SharedPrefixes(counting, ["<|im_end|>", "<|im_start|>"])
+    backend = Pieces(counting, ["<|im_end|>", "<|im_start|>"])
     head = "<|im_start|>system\n" + "Be very brief, please. " * 100 + "<|im_end|>"
     texts = [f"{head}\n<|im_start|>user\nHi {number}<|im_end|>" for number in range(50)]
     counting.characters = 0
@@ -221,9 +226,9 @@ def test_a_separator_that_touches_its_neighbours_changes_no_ids():
 
     core = metaspace()
     core.add_tokens([AddedToken("<|end|>", special=True, normalized=False, rstrip=True)])
-    assert SharedPrefixes(FastBackend(core), [""])._separator is None
+    assert Pieces(FastBackend(core), [""])._separator is None
     for separator in ("<|end|>", "</s>"):
-        backend = SharedPrefixes(FastBackend(core), [separator])
+        backend = Pieces(FastBackend(core), [separator])
         for behind in ("  \n Hi", "Hi", " Hi", "\nHi"):
             text = "USER: " + "Hello! And you? " * 70 + separator + behind
             assert backend.encode(text, []) == FastBackend(core).encode(text, [])
@@ -301,7 +306,7 @@ def blank_first():
 @pytest.mark.parametrize("behind", ["\n<|user|>\nHi", "Hello", " Hello", "\n\nThe answer"])
 def test_no_blank_is_put_behind_a_shared_prefix(behind):
     whole = FastBackend(blank_first())
-    prefixes = SharedPrefixes(FastBackend(blank_first()), ["</s>"])
+    prefixes = Pieces(FastBackend(blank_first()), ["</s>"])
     text = "Be very brief, please. " * 60 + "</s>" + behind
     assert prefixes._separator is not None
     assert prefixes.encode(text, [len(text)]) == whole.encode(text, [len(text)])
@@ -317,3 +322,78 @@ def test_no_blank_is_put_before_an_answer_that_is_encoded_apart(answer):
     ids = [token for token, flag in zip(encoded.ids, encoded.mask, strict=True) if flag]
     assert backend.decode(ids) == f"{answer}</s>"
     assert [backend._tokenizer.id_to_token(token) for token in ids].count("▁") == 0
+
+
+# Texts in pieces
+
+SEPARATORS = ("<|im_start|>", "<|im_end|>", "</s>")
+PIECES_OF_TEXT = (
+    *(
+        "Hello",
+        " how",
+        "\n",
+        "\n\n",
+        " ",
+        "assistant\n",
+        "é",
+        "e\u0301",
+        "\u0338",
+        "日本",
+        "😀",
+        "<|im_",
+        "end|>",
+    ),
+    *("Hello</", "s>", "<", ">", "12", "\t", "\r\n"),
+)
+
+
+def byte_level(**options):
+    from tokenizers import normalizers
+
+    core = core_of(Tiny("chatml"))
+    core.normalizer = normalizers.NFC() if options.get("composes") else None
+    return core
+
+
+@pytest.mark.parametrize("make", [byte_level, lambda: byte_level(composes=True), metaspace, blank_first])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rstrip": True}, {"lstrip": True}, {"single_word": True}, {"normalized": True}, {"more": True}],
+    ids=str,
+)
+def test_a_text_in_pieces_has_the_ids_and_cuts_of_the_whole(make, options):
+    from random import Random
+
+    from tokenizers import AddedToken
+
+    core, random = make(), Random(0)
+    own = {name: value for name, value in options.items() if name != "more"}
+    tokens = [*SEPARATORS, *(["<|im_end|>12", "Hello</"] if "more" in options else [])]
+    core.add_tokens([AddedToken(token, **{"normalized": False, **own}) for token in tokens])
+    whole, pieces = FastBackend(core), Pieces(FastBackend(core), SEPARATORS, tokens)
+    for _ in range(150):
+        parts = random.choices((*SEPARATORS, *PIECES_OF_TEXT), k=random.randint(1, 20))
+        places = [len("".join(parts[:count])) for count in range(len(parts) + 1)]
+        borders = sorted(random.choices(places, k=5))
+        assert pieces.encode("".join(parts), borders) == whole.encode("".join(parts), borders), parts
+
+
+def test_a_token_that_may_begin_before_a_separator_keeps_texts_whole():
+    from tokenizers import AddedToken
+
+    core = core_of(Tiny("chatml"))
+    core.add_tokens([AddedToken(token, normalized=False) for token in ("</s>", "Hello</")])
+    assert Pieces(FastBackend(core), ["</s>"], [])._separator is not None
+    pieces = Pieces(FastBackend(core), ["</s>"], ["</s>", "Hello</"])
+    assert pieces._separator is None
+    assert pieces.encode("Hello</s>", []) == FastBackend(core).encode("Hello</s>", [])
+
+
+def test_bytes_of_tokens_tell_whether_they_read_as_a_text(monkeypatch):
+    backend = FastBackend(core_of(Tiny("chatml")))
+    text = "Hello 日本 é\n<|im_end|>"
+    ids = backend.encode(text, [])[0]
+    assert not backend.reads(ids, text + " ")
+    monkeypatch.setattr(backend, "decode", None)
+    assert backend.reads(ids, text)
+    assert FastBackend(metaspace())._bytes is None

@@ -12,12 +12,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise
-from typing import Any, Protocol
+from itertools import chain, pairwise
 
+from eagle3_data.tokenization.backends import Backend
 from eagle3_data.tokenization.reading.rows import DropError
-
-MOST_TOKENS_OF_A_CHARACTER = 8
 
 BEFORE_A_PIECE, PIECES = "Hello, 1\n", ("World 2", "(a) b")
 """Texts that no tokenizer merges, with which it is tried whether it encodes a piece as a part of the
@@ -41,119 +39,6 @@ class Encoded:
     cut: bool = False
 
 
-class Backend(Protocol):
-    """What is needed of a tokenizer. Neither method adds or drops special tokens."""
-
-    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        """Token ids, and for each border (character positions, ascending) the number of tokens before it,
-        None if a token straddles it."""
-
-    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
-        """The first token that begins behind a border which a token straddles, and the character with which
-        it does; None if that is not known."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens written out."""
-
-
-class FastBackend:
-    """A tokenizer of the `tokenizers` library, asked directly: its offsets stay in Rust, only those at
-    borders are looked up."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        from tokenizers import processors
-
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.post_processor = processors.ByteLevel(
-            trim_offsets=False
-        )  # others leave a word's space out of its offsets
-        self._tokenizer = tokenizer
-        self._space_swallowing = {
-            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.lstrip or token.rstrip
-        }
-
-    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError:
-            text.encode()  # what it really has against a text with half a character: UnicodeEncodeError
-            raise
-        ids = encoding.ids
-        return ids, [self._tokens_before(encoding, ids, border, text) for border in borders]
-
-    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        for place in range(border, len(text)):
-            token = encoding.char_to_token(place)
-            if token is not None and encoding.token_to_chars(token)[0] >= border:
-                return int(token), int(encoding.token_to_chars(token)[0])
-        return None
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def _tokens_before(self, encoding: Any, ids: list[int], border: int, text: str) -> int | None:
-        if border == len(text):
-            return len(ids)
-        if border == 0:
-            return 0
-        token = encoding.char_to_token(border)  # a character of several tokens is found at its first
-        if token is None:
-            return None
-        start, end = encoding.token_to_chars(token)
-        if start == border:
-            return int(token)
-        swallowed = ids[token] in self._space_swallowing and text[border:end].isspace()
-        return int(token) + 1 if swallowed else None
-
-
-class SlowBackend:
-    """A tokenizer in Python, such as one over tiktoken from a checkpoint's own code. It knows no offsets.
-
-    Where the parts between the borders, encoded apart, give the ids of the whole, as they do beside special
-    tokens, their lengths are the answer. Else the borders are looked for by decoding.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
-        ids = self._encode(text)
-        parts = [
-            self._encode(text[start:end]) if end > start else []
-            for start, end in pairwise([0, *borders, len(text)])
-        ]
-        if list(chain.from_iterable(parts)) == ids:
-            return ids, list(accumulate(map(len, parts[:-1])))
-        return ids, [self._tokens_before(text, ids, border) for border in borders]
-
-    def next_token(self, text: str, border: int) -> tuple[int, int] | None:
-        return None
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, ids: Sequence[int]) -> str:
-        options = {
-            "skip_special_tokens": False,
-            "clean_up_tokenization_spaces": False,
-            "spaces_between_special_tokens": False,
-        }
-        return str(self._tokenizer.decode(list(ids), **options))
-
-    def _tokens_before(self, text: str, ids: list[int], border: int) -> int | None:
-        """Bisection over the decoded length of prefixes, then a comparison with the text itself."""
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if len(self.decode(ids[:middle])) < border else (low, middle)
-        ends = range(
-            low, min(low + MOST_TOKENS_OF_A_CHARACTER, len(ids)) + 1
-        )  # an unfinished character counts as one or more
-        return next((end for end in ends if self.decode(ids[:end]) == text[:border]), None)
-
-
 class SpanEncoder:
     """Encodes rendered conversations."""
 
@@ -173,19 +58,12 @@ class SpanEncoder:
     def encode(self, text: str, spans: Sequence[tuple[int, int]]) -> Encoded:
         """Ids of `text` and a mask of 1 for the tokens of `spans` (character start and end, ascending, not
         overlapping)."""
-        ends = [(end, skip_space(text, end), start + len(text[start:end].rstrip())) for start, end in spans]
-        asked = sorted(
-            {border for span, choice in zip(spans, ends, strict=True) for border in (*span, *choice)}
-        )
-        ids, found = self._backend.encode(text, asked)
-        cut_at = dict(zip(asked, found, strict=True))
-        # a token across the end of a turn may hold white space: it is trained, or else that is not
-        borders: list[int] = []
-        for (start, end), choice in zip(spans, ends, strict=True):
-            borders += start, next((border for border in choice if cut_at[border] is not None), end)
-        cuts = [cut_at[border] for border in borders]
-        if None in cuts and self._anchor is not None:
-            ids, cuts = self._in_pieces(text, borders, cuts)
+        borders = [border for span in spans for border in span]
+        ids, cuts = self._backend.encode(text, borders)
+        if None in cuts:
+            borders, cuts = self._with_space(text, spans)
+            if None in cuts and self._anchor is not None:
+                ids, cuts = self._in_pieces(text, borders, cuts)
         mask = bytearray(len(ids))
         faults: dict[int, DropError] = {}
         bounds: list[tuple[int, int]] = []
@@ -209,6 +87,19 @@ class SpanEncoder:
                 mask[first:last] = b"\x01" * (last - first)
         return Encoded(ids, bytes(mask), faults)
 
+    def _with_space(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int | None]]:
+        """Borders of the spans, and the number of tokens before each. A token across the end of a turn may
+        hold white space: it is trained, or else that is not."""
+        ends = [(end, skip_space(text, end), start + len(text[start:end].rstrip())) for start, end in spans]
+        asked = sorted(
+            {border for span, choice in zip(spans, ends, strict=True) for border in (*span, *choice)}
+        )
+        cut_at = dict(zip(asked, self._backend.encode(text, asked)[1], strict=True))
+        borders: list[int] = []
+        for (start, end), choice in zip(spans, ends, strict=True):
+            borders += start, next((border for border in choice if cut_at[border] is not None), end)
+        return borders, [cut_at[border] for border in borders]
+
     def _reads_right(
         self,
         text: str,
@@ -219,7 +110,7 @@ class SpanEncoder:
         """Whether the tokens of all spans together read as their texts, letter by letter: mostly, and told
         faster than for each."""
         trained = list(chain.from_iterable(ids[first:last] for first, last in bounds))
-        return self._backend.decode(trained) == "".join(text[start:end] for start, end in spans)
+        return self._backend.reads(trained, "".join(text[start:end] for start, end in spans))
 
     def _behind(self, text: str, start: int, end: int) -> tuple[int, int]:
         """The first token wholly inside a span, and its first character."""

@@ -12,11 +12,9 @@ from eagle3_data.config import Target, Tokenization
 from eagle3_data.errors import ConfigError, InputError
 from eagle3_data.target import TargetDescription
 from eagle3_data.target.tokenizer import load_checkpoint_tokenizer
-from eagle3_data.tokenization.encoder import Backend, FastBackend, SlowBackend
+from eagle3_data.tokenization.backends import TRIAL, Backend, FastBackend, SlowBackend
 from eagle3_data.tokenization.masking.template import ChatTemplate, probing
-from eagle3_data.tokenization.shared_prefixes import SharedPrefixes
-
-TRIAL = "  Hello,\n\n wörld!  <think> 12345 日本\t"
+from eagle3_data.tokenization.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,11 @@ def load_tokenizer(description: TargetDescription, target: Target, settings: Tok
         template = _template(tokenizer, stops, settings, description.path)
     return TargetTokenizer(
         prefix=prefix,
-        backend=SharedPrefixes(_backend(tokenizer), template.control_tokens if template else ()),
+        backend=(
+            Pieces(_backend(tokenizer), template.control_tokens, template.added_tokens)
+            if template
+            else _backend(tokenizer)
+        ),
         template=template,
         special_ids=special_token_ids(tokenizer, stops, description.vocab_size),
         vocab_size=description.vocab_size,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from eagle3_data.errors import InputError
 from eagle3_data.hashing import hash_bytes
 from eagle3_data.pages import render_page
-from eagle3_data.tokenization.encoder import Backend
+from eagle3_data.tokenization.backends import Backend
 
 SHOWN_SAMPLES = 12
 SHOWN_TOKENS = 3000
