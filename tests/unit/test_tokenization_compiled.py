@@ -3,7 +3,7 @@
 from datetime import date
 
 import pytest
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eagle3_data.tokenization.masking.compiled import JSON_TEXTS, compile_template
@@ -90,3 +90,35 @@ def test_what_is_read_of_a_message_is_what_transformers_reads(name):
     messages = [{"a": "x", "none": None}, {"get": "y", "items": "z"}]
     expected = render_jinja_template([messages], chat_template=source)[0][0]
     assert compile_template(source).render(messages=messages) == expected
+
+
+ATTRIBUTES = (
+    "{{ m.absent }}",
+    "{{ m.absent is defined }}{{ m.absent == m.other }}",
+    "{{ m.absent.more }}",
+    "{{ m.absent + 1 }}",
+    "{{ m.items() | list }}{{ m.get('role') }}",
+    "{{ loop.index0 }}{{ loop.first }}{{ loop.previtem.role }}{{ loop.absent is defined }}",
+    "{{ loop.absent.more }}",
+    "{{ loop._iterable is defined }}",
+    "{% set ns.b = ns.a + 1 %}{{ ns.a }}{{ ns.b }}{{ ns.absent is defined }}",
+    "{{ ns.absent.more }}",
+    "{{ ns._Namespace__attrs is defined }}{{ ns.__init__ is defined }}",
+    "{{ loop.__init__.__globals__ }}",
+)
+
+
+@pytest.mark.parametrize("read", ATTRIBUTES)
+def test_attributes_are_read_as_jinja_reads_them(read):
+    source = "{% set ns = namespace(a=1) %}{% for m in messages %}" + read + "{% endfor %}"
+    messages = [{"role": "user", "content": "x"}, {"role": "tool"}]
+
+    def outcome(render):
+        try:
+            return render()
+        except TemplateError as error:
+            return type(error), str(error)
+
+    expected = outcome(lambda: render_jinja_template([messages], chat_template=source)[0][0])
+    template = compile_template(source)
+    assert [outcome(lambda: template.render(messages=messages)) for _ in range(2)] == [expected] * 2

@@ -45,6 +45,7 @@ def test_a_cut_may_part_a_character():
         ([7, 8], [0, 1], "kept"),
         ([7, 300], [0, 1], "kept"),
         ([7, 1 << 20], [0, 1], "outside-vocabulary"),
+        ([7, 1 << 70], [0, 1], "outside-vocabulary"),
     ],
 )
 def test_token_ids_made_elsewhere(ids, mask, fate):

@@ -4,12 +4,13 @@ between rows."""
 from __future__ import annotations
 
 import json
-import sys
-from array import array
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from eagle3_data.config import Data, Tokenization
 from eagle3_data.errors import InputError
@@ -257,20 +258,27 @@ def _drops(unclear: Mapping[int, DropError]) -> list[Drop]:
 def make_sample(suffix: str, encoded: Encoded, settings: Tokenization, vocab_size: int) -> Sample:
     """Apply the limits. Raises DropError: too long, nothing left that is trained and has a token before it,
     or an id without embedding."""
-    length = len(encoded.ids)
+    ids, mask, length = encoded.ids, encoded.mask, len(encoded.ids)
     detail = f"{length} tokens and more" if encoded.cut else f"{length} tokens"
     if length > settings.max_length and settings.too_long == "drop":
         raise DropError("too-long", detail)
-    ids, mask = encoded.ids[: settings.max_length], encoded.mask[: settings.max_length]
-    if 1 not in mask[1:]:
+    if length > settings.max_length:
+        ids, mask = ids[: settings.max_length], mask[: settings.max_length]
+    if mask.find(1, 1) < 0:
         raise DropError("no-trained-token", detail)
-    if (highest := max(ids)) >= vocab_size:
+    packed, highest = _packed(ids)
+    if highest >= vocab_size:
         raise DropError("outside-vocabulary", f"id {highest}, the target has {vocab_size}")
-    data = array("i", ids)
-    if sys.byteorder == "big":
-        data.byteswap()
-    packed = data.tobytes()
     return Sample(suffix, hash_bytes(packed), packed, mask, truncated=length > settings.max_length)
+
+
+def _packed(ids: Sequence[int]) -> tuple[bytes, int]:
+    """The ids as little-endian int32, and the highest."""
+    try:
+        packed = struct.pack(f"<{len(ids)}i", *ids)
+    except struct.error:  # one has more bits; `array` and numpy take several times as long for a list
+        return b"", max(ids)
+    return packed, int(np.frombuffer(packed, "<i4").max())
 
 
 def _value(row: Row) -> Any:

@@ -1,17 +1,21 @@
 """A chat template compiled once, as `transformers` compiles it.
 
-What templates spend most time on is made short. A message has keys, not attributes. Whether the sandbox lets
-an attribute be read depends only on its name and the type of its owner. Indented JSON, which Python writes
-slowly, is that of the tools nearly always: the same for many conversations.
+What templates spend most time on is made short. A message has keys, not attributes, and of Jinja's own loops
+and namespaces its sandbox guards only what begins with an underscore. Whether it lets another attribute be
+read depends only on its name and the type of its owner. Indented JSON, which Python writes slowly, is that of
+the tools nearly always: the same for many conversations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import Template
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
 from transformers.utils.chat_template_utils import _cached_compile_jinja_template
 
 MOST_REMEMBERED = 10_000
@@ -29,21 +33,31 @@ def compile_template(source: str) -> Template:
     TemplateSyntaxError."""
     template: Template = _cached_compile_jinja_template(source)  # despite its name it remembers nothing
     environment: Any = template.environment
-    environment.getattr = _reading_keys_first(environment.getattr, environment.undefined)
+    environment.getattr = _reading_directly(environment.getattr, environment.undefined)
     environment.is_safe_attribute = _remembered(environment.is_safe_attribute)
     environment.filters["tojson"] = _remembering_json(environment.filters["tojson"])
     return template
 
 
-def _reading_keys_first(
+def _reading_directly(
     read: Callable[[Any, str], Any], undefined: Callable[..., Any]
 ) -> Callable[[Any, str], Any]:
-    """The same values as Jinja's `getattr`, which tries a message's attributes before its keys."""
+    """The same values as Jinja's `getattr`, which tries a message's attributes before its keys and asks the
+    sandbox each time."""
+    absent: dict[str, Any] = {}
 
     def get(owner: Any, name: str) -> Any:
-        if type(owner) is not dict or name in DICT_ATTRIBUTES:
-            return read(owner, name)
-        return owner[name] if name in owner else undefined(obj=owner, name=name)
+        kind = type(owner)
+        if kind is dict and name not in DICT_ATTRIBUTES:
+            if name in owner:
+                return owner[name]
+            if name not in absent:  # a template has few names
+                absent[name] = undefined(obj={}, name=name)
+            return absent[name]
+        if (kind is LoopContext or kind is Namespace) and name[0] != "_":
+            with suppress(AttributeError):
+                return getattr(owner, name)
+        return read(owner, name)
 
     return get
 

@@ -4,7 +4,7 @@ The first and the last letter of each piece of a message (its content, reasoning
 arguments of its calls) are replaced by characters of Unicode's private use areas, each used once. Wherever
 such a character comes out of the chat template, that letter of that message stands there. Letters, so that
 no form of quoting changes them; one for one, so that a place in the marked rendering is the same place in
-the real one. Standard library only.
+the real one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from eagle3_data.records import JsonObject
 from eagle3_data.tokenization.masking.reasoning import ReasoningMarkers
@@ -37,6 +40,9 @@ FIRST = re.compile(f"(?<!{LETTER})(?<![{OPENS_SYNTAX}]){LETTER}")
 LAST_WORD = re.compile(f"(?<!{LETTER})(?<![{OPENS_SYNTAX}]){LETTER}+(?!{LETTER})(?![{CLOSES_SYNTAX}])")
 """Where marks stand best: the first letter of a word and the last one of another, which are not syntax."""
 
+BACKWARDS = re.compile(f"(?<![{CLOSES_SYNTAX}])(?<!{LETTER}){LETTER}+(?!{LETTER})(?![{OPENS_SYNTAX}])")
+"""LAST_WORD in a text that is read from its end."""
+
 REACH = 80
 """Characters at the end of a text in which its last word is looked for first."""
 
@@ -46,10 +52,11 @@ CONTENT, REASONING, NAME, IDENTITY, ARGUMENT = "content", "reasoning", "name", "
 """Kinds of pieces. Reasoning may be a field of its own or part of the content."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """A text of message `index`, and the places [first, last] in it where its marks stand. `call` counts the
-    message's calls."""
+    message's calls. Not frozen, as are none of the objects made for each mark: that takes five times as
+    long."""
 
     index: int
     kind: str
@@ -59,7 +66,7 @@ class Piece:
     call: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
     """A mark at `position` of a rendering: the first or the last of its piece, or both."""
 
@@ -106,19 +113,15 @@ class Marks:
         if len(marked) != len(text):
             return None
         found: list[Found] = []
-        pieces: list[str] = []
-        behind = 0
-        for match in PRIVATE.finditer(marked):
-            owned = self._of.get(match[0])
+        for position in np.flatnonzero(_code_points(marked) != _code_points(text)).tolist():
+            owned = self._of.get(marked[position])
             if owned is None:
-                continue
+                return None
             piece, is_first, is_last = owned
-            position = match.start()
-            pieces += marked[behind:position], piece.text[piece.first if is_first else piece.last]
-            behind = position + 1
+            if piece.text[piece.first if is_first else piece.last] != text[position]:
+                return None
             found.append(Found(position, piece, is_first, is_last))
-        pieces.append(marked[behind:])
-        return found if "".join(pieces) == text else None
+        return found
 
     def _marked(self, index: int, message: Message) -> Message:
         marked = dict(message)
@@ -197,6 +200,10 @@ class Marks:
         return text[:first] + mark + text[first + 1 : last] + end + text[last + 1 :]
 
 
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
 def _first_place(text: str, is_whole: bool) -> int:
     """Where the first mark stands, -1 if nowhere; anywhere, if nothing is quoted in a whole text."""
     if found := FIRST.search(text):
@@ -208,12 +215,15 @@ def _first_place(text: str, is_whole: bool) -> int:
 
 def _last_place(text: str) -> int:
     """Where the last mark stands, -1 if nowhere."""
-    for start in (max(0, len(text) - REACH), 0):
-        last = -1
-        for found in LAST_WORD.finditer(text, start):
-            last = found.end() - 1
-        if last >= 0:
-            return last
+    backwards = text[: -REACH - 1 : -1]
+    found = BACKWARDS.search(backwards)
+    if found and (found.end() < REACH or len(text) <= REACH):  # what is before it has been seen
+        return len(text) - 1 - found.start()
+    last = -1
+    for found in LAST_WORD.finditer(text):
+        last = found.end() - 1
+    if last >= 0:
+        return last
     return next((place for place in range(len(text) - 1, -1, -1) if _is_free(text, place, text[place])), -1)
 
 
@@ -237,6 +247,8 @@ def shown_text(text: str, found: Found, end: Found) -> bool:
 def edge_before(text: str, found: Found, floor: int) -> int:
     """Where the visible text of the piece begins of which `found` is the first mark, not before `floor`."""
     lead = found.piece.text[: found.piece.first].lstrip()
+    if not lead:
+        return found.position
     return found.position - _common(
         lambda length: text.endswith(lead[len(lead) - length :], floor, found.position),
         min(len(lead), found.position - floor),
@@ -247,6 +259,8 @@ def edge_behind(text: str, found: Found) -> int:
     """Where the piece ends of which `found` is a mark."""
     piece, start = found.piece, found.position + 1
     rest = piece.text[(piece.last if found.is_last else piece.first) + 1 :]
+    if text.startswith(rest, start):  # nearly always
+        return start + len(rest)
     return start + _common(lambda length: text.startswith(rest[:length], start), len(rest))
 
 

@@ -37,7 +37,7 @@ class ReasoningMarkers:
 
     def behind_scaffolds(self, text: str, start: int, limit: int, space: str | None = None) -> int:
         """The same for several in a row, such as the template's and the data's own, up to `limit`."""
-        while start < (behind := self.behind_scaffold(text, start, space)) <= limit:
+        while start < limit and start < (behind := self.behind_scaffold(text, start, space)) <= limit:
             start = behind
         return start
 

@@ -85,6 +85,8 @@ MEANINGFUL_IN_TURNS = frozenset(
 TEXTS_OF_TURNS = ("reasoning_content", "reasoning", "thinking")
 """Fields of a turn that are used where they are texts."""
 
+INTERESTING_IN_TURNS = MEANINGFUL_IN_TURNS.union(TEXTS_OF_TURNS, ("weight",))
+
 
 class Fields:
     """A row's fields, and which of them were used."""
@@ -138,6 +140,8 @@ class Fields:
 
 def ignored_in_turns(turns: Sequence[JsonObject]) -> tuple[Notice, ...]:
     """The meaningful fields of turns that are not used."""
+    if INTERESTING_IN_TURNS.isdisjoint(set().union(*turns)):
+        return ()
     found = Counter(
         name for turn in turns for name in turn.keys() & MEANINGFUL_IN_TURNS if _says_something(turn[name])
     )

@@ -33,10 +33,12 @@ def field_with_media(row: JsonObject) -> str:
 
 def media_in_turns(turns: Iterable[Any]) -> str:
     """Where in turns, as the file has them, there are media; empty if nowhere."""
+    names = {name.lower() for turn in turns if isinstance(turn, dict) for name in turn}
+    fields = not FIELDS.isdisjoint(names)
     for number, turn in enumerate(turns):
         if not isinstance(turn, dict):
             continue
-        if name := field_with_media(turn):
+        if fields and (name := field_with_media(turn)):
             return f"field {name!r} of turn {number}"
         content = turn.get("content", turn.get("value"))
         if isinstance(content, list) and (kind := next(filter(None, map(_media_type, content)), "")):

@@ -122,6 +122,8 @@ def _role(turn: JsonObject, field: str, roles: Mapping[str, str]) -> str:
 
 def _reasoning(turn: JsonObject) -> dict[str, str]:
     """Templates read either name, so both are given."""
+    if not any(name in turn for name in REASONING_FIELDS):
+        return {}
     text = next(
         (turn[name] for name in REASONING_FIELDS if isinstance(turn.get(name), str) and turn[name].strip()),
         None,
