@@ -185,12 +185,14 @@ class Extraction(Section):
         "results/store", description="Directory of the content-addressed store, which runs may share."
     )
     in_flight_tokens: int = Field(
-        65_536,
+        131_072,
         ge=1,
         description=(
             "Maximum number of tokens sent to the engine but not yet committed. Limits host memory: up to"
             " four copies of a token's states exist at a time (in the worker, while writing, in the page"
-            " cache, while checking)."
+            " cache, while checking). With fewer than about five of the engine's steps (vLLM: 16,384 tokens"
+            " each on large GPUs), the engine computes steps that are not full: one is being computed, one"
+            " waits, and the states of two are on their way to the store."
         ),
     )
     write_timeout_s: float = Field(
@@ -232,8 +234,9 @@ class Extraction(Section):
     engine_arguments: AnyArguments = Field(
         default_factory=dict,
         description=(
-            "Additional engine arguments: for the vLLM engine, those of `vllm.LLM`; the transformers engine"
-            " takes none."
+            "Additional engine arguments: for the vLLM engine, those of `vllm.LLM`, of which the speed of"
+            " prefill needs none (`enforce_eager` is true and `max_num_seqs` 256 by default, the rest is"
+            " vLLM's); the transformers engine takes none."
         ),
     )
 

@@ -73,10 +73,12 @@ class Request(Work):
 @dataclass(frozen=True)
 class Ready:
     """The engine is loaded. `versions` names the packages that compute the numbers, `kernels` what its log
-    says it chose to compute with: model runner, attention backend, kernels. `step_tokens`: see `Engine`."""
+    says it chose to compute with: model runner, attention backend, kernels. `step_tokens`: see `Engine`.
+    `import_s` of `load_s` went by before the engine began to load: its Python packages."""
 
     versions: dict[str, str]
     load_s: float
+    import_s: float = 0.0
     kernels: tuple[str, ...] = ()
     step_tokens: int | None = None
 

@@ -84,9 +84,11 @@ def main() -> None:
     settings: ModelSettings = channel.recv()
     started = time.monotonic()
     try:
-        engine = load_engine(settings.engine)(settings)
+        make_engine = load_engine(settings.engine)
+        import_s = time.monotonic() - started
+        engine = make_engine(settings)
         load_s = time.monotonic() - started
-        channel.send(Ready(engine.versions, load_s, step_tokens=engine.step_tokens))
+        channel.send(Ready(engine.versions, load_s, import_s, step_tokens=engine.step_tokens))
         watch_own_children(channel)
         serve(engine, channel)
         channel.close()  # processes that end from here on were asked to

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def prove_engine(
     say("canary: extracting from a tiny model of the target's architecture first")
     failed_verdict = verdict.with_suffix(".failed.json")
     failed_verdict.unlink(missing_ok=True)  # an earlier attempt's words are not this one's
-    log_start = log.stat().st_size if log.exists() else 0
+    log_start, started = log.stat().st_size if log.exists() else 0, time.monotonic()
     options = {
         "--settings": json.dumps(asdict(settings)),
         "--work": str(work),
@@ -113,7 +114,8 @@ def prove_engine(
     if passed := PassedCanary.find(verdict):
         passed = replace(passed, kernels=reported_kernels(log, log_start), environment=shown_variables())
         passed.write(verdict)
-        say("\n  ".join(["canary: passed", *map(_describe, passed.findings)]))
+        took = f"canary: passed in {time.monotonic() - started:.1f} s"
+        say("\n  ".join([took, *map(_describe, passed.findings)]))
         return Proof(not stop.is_set(), passed.findings, kernels=tuple(passed.kernels))
     if stop.is_set():
         return Proof(False)

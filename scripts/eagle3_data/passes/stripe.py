@@ -325,9 +325,10 @@ class StripeRun(ABC):
         ready = replace(ready, versions={**ready.versions, "workflow": workflow_version()})
         self._ready, self._phase = ready, self.working
         self._failure_facts.versions.update(ready.versions)
+        packages = ", ".join(f"{name} {version}" for name, version in ready.versions.items())
         say(
-            f"model loaded in {ready.load_s:.1f} s"
-            f" ({', '.join(f'{name} {version}' for name, version in ready.versions.items())})"
+            f"model loaded in {ready.load_s:.1f} s, of which the import of the engine's packages took"
+            f" {ready.import_s:.1f} s ({packages})"
         )
 
     # ---- the ledger

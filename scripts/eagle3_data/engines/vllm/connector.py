@@ -3,8 +3,8 @@ support.
 
 vLLM's own connector hands out a path before anything is written there, only logs a write error, and copies
 through CUDA streams. Ours publishes each file by a rename, or an error file beside it
-(`eagle3_data.engines.base.publish_states`). Loaded by vLLM in the scheduler's and the workers' processes
-(`kv_connector_module_path`). Works with vLLM 0.26 and newer.
+(`eagle3_data.engines.base.publish_states`), and copies a step earlier. Loaded by vLLM in the scheduler's and
+the workers' processes (`kv_connector_module_path`). Works with vLLM 0.26 and newer.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
         super().__init__(*args, **kwargs)
         self._root = Path(self._storage_path).resolve()
         self._provenance: dict[str, str] = self._kv_transfer_config.get_from_extra_config("provenance", {})
+        self._computed: torch.cuda.Stream | None = None
+        """A stream that is as far as the computing one was when the step began."""
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         meta = super().build_connector_meta(scheduler_output)
@@ -49,11 +51,23 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
                 raise ValueError(f"hidden states are only written below {self._root}, not to {filename}")
         return meta
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Called when a step begins: all that is to be saved in it was computed in earlier ones."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._on_gpu:
+            self._computed = self._computed or torch.cuda.Stream()
+            self._computed.wait_stream(torch.cuda.current_stream())
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._kv_cache is not None and self._kv_cache.is_cuda
+
     def _submit_async_write(self, pending: PendingSave) -> None:
-        if self._kv_cache is not None and self._kv_cache.is_cuda:
-            super()._submit_async_write(
-                pending
-            )  # copies on a stream of its own, then calls our _write_tensors
+        """Called once the step's forward pass is queued. vLLM's own copy, on a stream of its own, waits for
+        the current stream, and would so for that forward pass; it need not."""
+        if self._on_gpu:
+            with torch.cuda.stream(self._computed):
+                super()._submit_async_write(pending)
         elif self._is_tp_rank_zero:
             self._copy_and_write(pending)
 

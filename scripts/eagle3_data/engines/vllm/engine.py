@@ -18,6 +18,18 @@ from eagle3_data.errors import EngineError, SampleError
 from eagle3_data.records import JsonObject
 from eagle3_data.target import read_model_config, text_config
 
+PREFILL: JsonObject = {
+    # Compiling and capturing CUDA graphs cost a minute and more at every load, and save the launch of
+    # kernels, which steps of thousands of tokens hide.
+    "enforce_eager": True,
+    # A step of 16,384 tokens is 256 samples of 64. vLLM's 1,024 on large GPUs would cost memory for as many
+    # rows of logits: 0.5 GB with a vocabulary of 128,256.
+    "max_num_seqs": 256,
+}
+"""Engine arguments for prefill alone, where the user sets none. `max_num_batched_tokens` is left to vLLM,
+which knows the device (16,384 on GPUs of 70 GiB and more but the A100, else 8,192), and so is
+`gpu_memory_utilization`, since a cache of more than a few steps is of no use."""
+
 
 class VllmEngine:
     """Prefill of whole samples with continuous feeding: requests join the running batch as soon as they are
@@ -116,6 +128,7 @@ def model_arguments(settings: LoadSettings, max_model_len: int) -> JsonObject:
 def llm_arguments(settings: EngineSettings) -> JsonObject:
     """All arguments of `vllm.LLM` for extraction."""
     return {
+        **PREFILL,
         **model_arguments(settings, settings.max_length + 1),  # vLLM wants room for one generated token
         "speculative_config": {
             "method": "extract_hidden_states",
