@@ -66,6 +66,9 @@ class Pieces:
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return self._backend.encode_all(texts)
 
+    def cuts(self, ids: list[int], text: str, borders: Sequence[int]) -> list[int | None] | None:
+        return self._backend.cuts(ids, text, borders)
+
     def next_token(self, text: str, border: int) -> tuple[int, int] | None:
         return self._backend.next_token(text, border)
 
@@ -90,6 +93,8 @@ class Pieces:
 
     def _cut(self, piece: str, ids: list[int], borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         """A piece's ids, and the number of them before each border inside it."""
+        if (known := self._backend.cuts(ids, piece, borders)) is not None:
+            return ids, known
         cuts = [self._count(piece[:border], ids) for border in borders]
         return (ids, cuts) if None not in cuts else self._backend.encode(piece, borders)
 

@@ -9,7 +9,6 @@ the tools nearly always: the same for many conversations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -55,8 +54,10 @@ def _reading_directly(
                 absent[name] = undefined(obj={}, name=name)
             return absent[name]
         if (kind is LoopContext or kind is Namespace) and name[0] != "_":
-            with suppress(AttributeError):
+            try:
                 return getattr(owner, name)
+            except AttributeError:
+                pass
         return read(owner, name)
 
     return get

@@ -216,7 +216,8 @@ class _Conversation:
         whole = places[:1]
         for place in places[1:]:
             earlier, mark = self._found[whole[-1]], self._found[place]
-            if any(self._found[between].piece.index != index for between in range(whole[-1] + 1, place)):
+            between = self._found[whole[-1] + 1 : place]
+            if between and any(other.piece.index != index for other in between):
                 break
             if mark.piece is not earlier.piece and self._grammar.speaks_other(
                 self._text, edge_behind(self._text, earlier), mark.position
