@@ -186,30 +186,55 @@ def _in_order(turn: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def seconds(function: Callable[[], object], times: int = 3) -> float:
-    """Processor time, the best of some."""
-    found = []
-    for _ in range(times):
-        start = time.process_time()
-        function()
-        found.append(time.process_time() - start)
-    return min(found)
+def seconds(function: Callable[..., object], calls: Sequence[tuple[Any, ...]]) -> float:
+    """Processor time of a call."""
+    start = time.process_time()
+    for arguments in calls:
+        function(*arguments)
+    return (time.process_time() - start) / len(calls)
 
 
-def speed(subject: Subject, talks: Sequence[dict[str, Any]]) -> str:
+def numbered(talks: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The conversations with other texts each time, but for the system prompts: only those are remembered."""
+    return [
+        talk
+        | {
+            "messages": [
+                turn | {"content": f"{turn['content']} ({number})"}
+                if turn["role"] != "system" and isinstance(turn.get("content"), str)
+                else turn
+                for turn in talk["messages"]
+            ]
+        }
+        for talk in talks
+    ]
+
+
+def speed(subject: Subject, talks: Sequence[dict[str, Any]], times: int = 5) -> str:
+    """Processor time a row beside that of the bare loop over the same rows, in turn, the best of some."""
+
+    def render(messages: Any, tools: Any) -> None:
+        subject.tokenizer.apply_chat_template(messages, tools=tools)
+
+    turns = []
+    for number in range(times):
+        ready, rows = _prepared(subject, numbered(talks, number))
+        if not ready:
+            return "refused"
+        bare = seconds(render, ready)
+        turns.append((bare, seconds(subject.rows, [(row,) for row in rows])))
+    bare, own = map(min, zip(*turns, strict=True))
+    return f"{own * 1e3:.1f} ms/row, {own / bare:.2f}x the bare loop"
+
+
+def _prepared(subject: Subject, talks: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Row]]:
     ready = [
         (subject.style.prepare([{"content": None, **message} for message in talk["messages"]]), talk["tools"])
         for talk in talks
     ]
     ready = [(messages, tools) for messages, tools in ready if subject.text(messages, tools, False)]
     rows = [Row(0, 0, "line 1", text=json.dumps(talk)) for talk in talks]
-    if not ready:
-        return "refused"
-    bare = seconds(
-        lambda: [subject.tokenizer.apply_chat_template(messages, tools=tools) for messages, tools in ready]
-    ) / len(ready)
-    own = seconds(lambda: [subject.rows(row) for row in rows]) / len(rows)
-    return f"{own * 1e3:.1f} ms/row, {own / bare:.2f}x the bare loop"
+    return ready, rows
 
 
 def main() -> None:
