@@ -211,6 +211,17 @@ def test_a_shared_head_is_encoded_once_and_changes_nothing():
     assert encoded == [counting.encode(text, [len(head), len(head) + 1, len(text)]) for text in texts]
 
 
+def test_a_text_that_is_asked_for_again_is_not_encoded_again():
+    counting = Counting(core_of(Tiny("chatml")))
+    pieces = Pieces(counting, ["<|im_end|>", "<|im_start|>"])
+    text = "<|im_start|>user\n" + "Hello, how are you today? " * 20 + "<|im_end|>"
+    counting.characters = 0
+    ids, cuts = pieces.encode(text, [17])
+    assert pieces.encode(text, [17, 18]) == (ids, [*cuts, None])
+    assert pieces.encode(text + text, [])[0] == ids + ids
+    assert counting.characters < len(text) + 100
+
+
 def test_a_head_with_a_border_inside_is_encoded_with_the_rest():
     backend = Tiny("chatml").tokenizer.backend
     text = "<|im_start|>assistant\n" + "Long answer. " * 100 + "<|im_end|>\n"

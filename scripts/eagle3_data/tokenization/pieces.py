@@ -20,6 +20,10 @@ PREFIXES = 64
 SHORT_CHARACTERS, SHORT_PIECES = 40, 4096
 """What is a short piece, and how many of them are remembered."""
 
+RECENT_CHARACTERS = 1 << 16
+"""Of the other pieces about this much is remembered: a text may be asked for again, with other borders or cut
+at one, and with `train_on: each` one conversation gives many that begin alike."""
+
 TRIALS = ("  Hello,\n\n wörld! 12345 日本\t", "Hello,\n\n wörld! 12345 日本", "\u0338 =x= \n")
 """Texts with a blank, a letter and a character that combines with the one before it at the border."""
 
@@ -45,6 +49,8 @@ class Pieces:
         self._separator = re.compile("|".join(map(re.escape, sound))) if sound else None
         self._prefix = lru_cache(PREFIXES)(lambda piece: backend.encode_all([piece])[0])
         self._short: dict[str, list[int]] = {}
+        self._recent: dict[str, list[int]] = {}
+        self._recent_characters = 0
         self._heads: dict[str, list[int]] = {}
 
     def encode(self, text: str, borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
@@ -80,16 +86,25 @@ class Pieces:
 
     def _ids_of(self, pieces: Sequence[str]) -> list[list[int]]:
         """The ids of each piece."""
-        found = list(map(self._short.get, pieces))
+        if self._recent_characters > RECENT_CHARACTERS:
+            self._recent.clear()
+            self._recent_characters = 0
+        found = [self._short.get(piece) or self._recent.get(piece) for piece in pieces]
         first_long = next((at for at, piece in enumerate(pieces) if len(piece) >= LEAST_CHARACTERS), None)
         if first_long is not None:
             found[first_long] = self._prefix(pieces[first_long])
         unknown = [at for at, known in enumerate(found) if known is None]
         for at, ids in zip(unknown, self._backend.encode_all([pieces[at] for at in unknown]), strict=True):
             found[at] = ids
-            if len(pieces[at]) <= SHORT_CHARACTERS:
-                _remember(self._short, pieces[at], ids)
+            self._keep(pieces[at], ids)
         return [ids for ids in found if ids is not None]
+
+    def _keep(self, piece: str, ids: list[int]) -> None:
+        if len(piece) <= SHORT_CHARACTERS:
+            _remember(self._short, piece, ids)
+            return
+        self._recent_characters += len(piece)
+        self._recent[piece] = ids
 
     def _cut(self, piece: str, ids: list[int], borders: Sequence[int]) -> tuple[list[int], list[int | None]]:
         """A piece's ids, and the number of them before each border inside it."""
