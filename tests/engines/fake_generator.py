@@ -51,7 +51,8 @@ class FakeGenerator(Generator):
         print(f"answering {name}", flush=True)
         time.sleep(now.get("sleep_s", 0))
         slow_s = now.get("slow_s", {}).get(key, 0)
-        if time.monotonic() < self._begun.setdefault(name, time.monotonic()) + slow_s:
+        begun = self._begun.setdefault(name, time.monotonic())
+        if time.monotonic() < begun + slow_s:
             time.sleep(HOLD_LOOK_S)
             return
         del self._waiting[free[0]]

@@ -4,6 +4,7 @@ from integration.fixtures import (
     fast,
     finished,
     finished_template,
+    small_disk,
     tiny_llama,
     tokenized_template,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "fast",
     "finished",
     "finished_template",
+    "small_disk",
     "tiny_llama",
     "tokenized_template",
 ]

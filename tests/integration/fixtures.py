@@ -99,6 +99,18 @@ def finished(tmp_path: Path, finished_template: Workflow) -> Workflow:
     return finished_template.copy(tmp_path / "run")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB for the store."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 def fast_config(target: Path) -> dict[str, Any]:
     return {
         "target": {"path": str(target)},

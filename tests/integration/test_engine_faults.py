@@ -6,10 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -175,18 +172,6 @@ def test_a_write_error_reaches_the_failure_record_with_its_errno(
     failure = fast.failure_records()[key]["failure"]
     assert failure["errno"] == number
     assert name in failure["message"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB for the store."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("reserve_gib", [0.0, 0.01], ids=["full", "reserve"])

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300
 """For what must happen; only a test that fails waits so long."""
 FAKE_ENGINE = "fake_engine:FakeEngine"
+FAKE_GENERATOR = "fake_generator:FakeGenerator"
 TRANSFORMERS_ENGINE = "eagle3_data.engines.transformers:TransformersEngine"
 
 
@@ -244,6 +245,13 @@ class Workflow:
     def all_keys(self) -> list[str]:
         """In the order in which they are extracted."""
         return [key for batch in sorted(self.batches()) for key in self.keys(batch)]
+
+    def questions(self) -> dict[str, str]:
+        """By sample id, the keys of what the target is asked, in the order in which it is."""
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(self.results / "prompts/prompts.parquet", columns=["sample_id", "key"])
+        return dict(zip(*(table[name].to_pylist() for name in ("sample_id", "key")), strict=True))
 
     def stored(self) -> dict[str, str]:
         """Checksums, by key, of every sample in the store: one with both its files, of which the sidecar

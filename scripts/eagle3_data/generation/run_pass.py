@@ -12,14 +12,14 @@ from pathlib import Path
 
 from eagle3_data.config import Generation
 from eagle3_data.engines.process import EngineProcess
-from eagle3_data.errors import EngineError
+from eagle3_data.errors import NO_ROOM, EngineError
 from eagle3_data.extraction.proof import prove_devices, prove_target
 from eagle3_data.generation.answers import Answered, Answers, Question
 from eagle3_data.generation.engine import GeneratorSettings
 from eagle3_data.generation.identity import GenerationIdentity, engine_arguments, identify_generation
 from eagle3_data.generation.prompts import PromptFile
 from eagle3_data.generation.store import GenerationStore, Journal
-from eagle3_data.log import say
+from eagle3_data.log import say, warn
 from eagle3_data.passes.commits import Kept
 from eagle3_data.passes.ledger import Ledger
 from eagle3_data.passes.outcomes import is_recorded
@@ -154,9 +154,18 @@ class GenerationRun(StripeRun):
         try:
             self._generate(committer)
         finally:
+            self._seal(journal)
+        self._endings = committer.endings
+
+    def _seal(self, journal: Journal) -> None:
+        """A journal that finds no room to become a shard holds the answers until the next pass seals it."""
+        try:
             journal.close()
             self._store.seal(journal.path)
-        self._endings = committer.endings
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            warn(f"{self._store.directory} is full: the answers stay in {journal.path} until there is room")
 
     def _generate(self, committer: AnswerCommitter) -> None:
         job = self._pass

@@ -81,9 +81,15 @@ class GenerationStore:
         return Journal(self._place.open_incoming(writer, owner) / JOURNAL)
 
     def seal(self, journal: Path) -> None:
-        """Make a shard of a journal whose writer has ended, and remove its directory."""
+        """Make a shard of a journal whose writer has ended, and remove its directory. Raises OSError; then
+        the journal is as it was."""
         part = journal.with_suffix(".part")
-        if _write_shard(_lines(journal), part):
+        try:
+            rows = _write_shard(_lines(journal), part)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        if rows:
             shard = self._shards / f"{journal.parent.name}.parquet"
             if shard.exists():  # of a process of the same name and number
                 shard = self._shards / f"{journal.parent.name}.{time.time_ns()}.parquet"
