@@ -7,10 +7,12 @@ to do.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from eagle3_data.passes.forecast import SHORTEST_MIN
-from integration.workflow import Workflow
+from integration.workflow import FAKE_GENERATOR, Workflow
 from slurm.cluster import Cluster, why_impossible
 from slurm.workflow import HALF, SlurmWorkflow
 
@@ -118,20 +120,40 @@ def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest
     assert [record["TimeLimit"] for record in held.jobs_of_passes()] == ["1", str(SHORTEST_MIN + 1)]
 
 
-def test_a_pass_that_its_walltime_kills_says_so_and_the_same_command_extracts_the_rest(
+def test_a_generation_that_its_walltime_kills_says_so_and_the_same_command_does_the_rest(
     held: SlurmWorkflow,
 ) -> None:
+    """What kills a pass is common to both kinds; here it is that of the target's answers."""
+    held.config["generation"] = {"responses": "target", "max_tokens": 60, "engine": FAKE_GENERATOR}
+    planned = Workflow(held.directory, held.config).run("results/test/generation/report.json")
+    assert planned.returncode == 0, planned.output
+    held.set_faults({"hold": list(held.questions().values())[HALF:]})
+
+    def answered() -> int:
+        journals = held.directory.glob("results/generations/*/incoming/*/answers.jsonl")
+        return sum(len(journal.read_bytes().splitlines()) for journal in journals)
+
     with held.running("extract") as run:
-        job = run.wait_for_half()
+        run.wait_for(lambda: answered() >= HALF)
+        job = run.jobs()[-1]
         held.cluster.ask(
             "scontrol", "update", f"JobId={job}", "EndTime=now"
         )  # SLURM looks for ended walltimes every half minute
         assert run.end() != 0
         assert_it_ends_with("the pass was stopped by SIGTERM", run.output)
         assert f"SLURM-job '{job}' failed, SLURM status is: 'TIMEOUT'" in run.output
-    finished = held.written_at()
-    assert len(finished) == HALF
-    assert_the_rest_is_extracted(held, finished)
+    killed = json.loads(held.ledger("001", "generate").read_text())
+    assert killed["samples_extracted"] == HALF
+    assert killed["devices"] == "0,1,2,3,4,5,6,7"
+    held.faults = {}
+    resumed = held.run("extract")
+    assert resumed.returncode == 0, resumed.output
+    assert json.loads(held.ledger("002", "generate").read_text())["samples_extracted"] == 10 - HALF
+    jobs = held.jobs_of_passes("generate_pass")
+    assert [record["JobState"] for record in jobs] == ["TIMEOUT", "COMPLETED"]
+    assert jobs[1]["TimeLimit"] == str(SHORTEST_MIN + 2), "the forecast"
+    assert resumed.passes["001/0"]["samples_extracted"] == 10
+    assert held.targets() == sorted(held.batches())
 
 
 def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(held: SlurmWorkflow) -> None:

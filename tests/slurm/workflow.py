@@ -62,10 +62,9 @@ class SlurmWorkflow(Workflow):
 
         return {name: read_json(path) for name, path in sorted(self._ledgers().items())}
 
-    def jobs_of_passes(self) -> list[dict[str, str]]:
-        """SLURM's own records of the jobs it ran for the rule extract_pass in this directory, oldest
-        first."""
-        logs = self.directory.glob(".snakemake/slurm_logs/rule_extract_pass/*/*.log")
+    def jobs_of_passes(self, rule: str = "extract_pass") -> list[dict[str, str]]:
+        """SLURM's own records of the jobs it ran for a rule in this directory, oldest first."""
+        logs = self.directory.glob(f".snakemake/slurm_logs/rule_{rule}/*/*.log")
         jobs = {path.stem for path in logs}
         return [record for record in self.cluster.finished_jobs() if record["JobId"] in jobs]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eagle3_data.config import Config, Extraction, load_config
+from eagle3_data.config import Config, Extraction, Generation, load_config
 from eagle3_data.errors import EngineError
+from eagle3_data.generation.planning import GenerationPlan
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.forecast import (
     LONGEST_MIN,
@@ -140,6 +142,26 @@ def test_the_pace_is_that_of_passes_of_the_same_extraction(results: Path) -> Non
     ledger(600.0, 1_000.0, 8_000_000, extraction_id).write(paths.ledger("001", 0))
     ledger(9_000.0, 1_000.0, 8_000_000, "another").write(paths.ledger("001", 1))
     assert plan(results).pass_minutes(0) == walltime_min(10_000_000, Pace(600.0, 8_000.0), 120)
+
+
+def test_a_generation_is_sized_by_the_longest_answers_and_then_by_those_that_came(results: Path) -> None:
+    """Prompts in two batches of ten million tokens, a thousand conversations, answers of at most 500."""
+    batches = json.loads((results / "tokens/batches.json").read_text())
+    for batch in batches["batches"].values():
+        batch["samples"] = 500
+    write_json(results / "prompts/batches.json", batches)
+    asked = config(results)
+    asked = asked.model_copy(
+        update={"generation": Generation(responses="target", max_tokens=500, store=str(results / "answers"))}
+    )
+    plan = GenerationPlan(asked, RunPaths(results))
+    assumed = Pace.assumed(KIMI_BYTES)
+    assert plan.pass_minutes(0) == walltime_min(1_000 * 500, assumed, 120)
+    measured = replace(ledger(600.0, 100.0, 5_000, plan.generation_id()), samples_extracted=50)
+    measured.write(PassPaths(results / "generation").ledger("001", 0))
+    again = GenerationPlan(asked, RunPaths(results))
+    assert again.pass_minutes(0) == walltime_min(1_000 * 100, Pace(600.0, 50.0), 120)
+    assert again.pass_memory_mb() == SUPERVISOR_MB + WORKER_MB
 
 
 def test_layers_that_cannot_be_are_left_to_the_compatibility_check(results: Path) -> None:
