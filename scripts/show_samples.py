@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eagle3_data import cli
 from eagle3_data.config import Target, Tokenization, load_section
+from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.target import TargetDescription
 
 
@@ -25,7 +26,8 @@ def main() -> None:
     tokenizer = load_tokenizer(
         TargetDescription.read(arguments.target), load_section(arguments.config, "target", Target), settings
     )
-    page = render_samples(samples, total, tokenizer.backend, settings.max_length)
+    generated = bool(BatchIndex.read(arguments.samples.with_name("batches.json")).generation)
+    page = render_samples(samples, total, tokenizer.backend, settings.max_length, generated)
     arguments.output.write_text(page, encoding="utf-8")
 
 

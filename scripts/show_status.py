@@ -4,6 +4,7 @@ terminal, also during a run: it only reads records. Standard library only."""
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from textwrap import indent
@@ -118,7 +119,8 @@ def show_generation(status: GenerationStatus, prompts: BatchIndex, arguments: ar
     """How far the target is with its answers, and why it is not further."""
     open_batches = [batch for batch in status.batches if not batch.is_done]
     if arguments.part != "summary":
-        show_table(status.batches if arguments.all else open_batches, arguments.all)
+        answered = [replace(batch, state="answered") if batch.is_done else batch for batch in status.batches]
+        show_table(answered if arguments.all else open_batches, arguments.all, "conversations")
     if arguments.part == "table":
         return
     done = len(status.batches) - len(open_batches)
@@ -128,12 +130,15 @@ def show_generation(status: GenerationStatus, prompts: BatchIndex, arguments: ar
     for remark in prompts.remarks:
         print(f"  asking: {remark}")
     if answers := status.answers:
-        total = answers["stop"] + answers["length"] + answers["window"]
-        print(
-            f"  {counted(total, 'answer')} in {counted(status.passes, 'pass')}: {answers['stop']:,} ended,"
-            f" {answers['length']:,} cut by generation.max_tokens, {answers['window']:,} by"
-            f" tokenization.max_length, {answers['looping']:,} of them looping"
-        )
+        ends = {
+            "ended by themselves": answers["stop"],
+            "cut by generation.max_tokens": answers["length"],
+            "cut by tokenization.max_length": answers["window"],
+        }
+        told = ", ".join(f"{number:,} {how}" for how, number in ends.items() if number)
+        looping = f" ({answers['looping']:,} of them in a loop)" if answers["looping"] else ""
+        total = counted(sum(ends.values()), "answer")
+        print(f"  {total} in {counted(status.passes, 'pass')}: {told}{looping}")
     for lease in status.running():
         print(f"  running: {describe_running(lease)}")
     if open_batches:
@@ -230,12 +235,12 @@ def show_command(status: RunStatus, purpose: str = RETRY) -> None:
     print("  (after a kill -9 of Snakemake itself, first: snakemake --unlock)")
 
 
-def show_table(batches: list[BatchStatus], everything: bool) -> None:
+def show_table(batches: list[BatchStatus], everything: bool, samples: str = "samples") -> None:
     """Batch, status, size, and why."""
     shown = batches if everything else batches[:SHOWN_BATCHES]
     if shown:
         rows = [(one.batch, one.state, f"{one.samples:,}", f"{one.tokens:,}", one.detail) for one in shown]
-        print("\n" + indent(table([("batch", "status", "samples", "tokens", ""), *rows], {2, 3}), "  "))
+        print("\n" + indent(table([("batch", "status", samples, "tokens", ""), *rows], {2, 3}), "  "))
     if len(shown) < len(batches):
         print(f"  ... and {len(batches) - len(shown)} more; --all lists every batch")
     print()

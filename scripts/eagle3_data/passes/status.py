@@ -363,8 +363,9 @@ def describe_running(lease: LeaseState) -> str:
         return f"{line} for {_duration(lease.updated_at - lease.started_at)}"
     elapsed_s = max(lease.updated_at - lease.extracting_since, 1e-9)
     done = lease.extracted + lease.failed
+    unit = "conversation" if lease.phase == "generating" else "sample"
     line += (
-        f", {done:,} of {counted(lease.to_extract, 'sample')}, {lease.failed:,} failed,"
+        f", {done:,} of {counted(lease.to_extract, unit)}, {lease.failed:,} failed,"
         f" {lease.tokens / elapsed_s:,.0f} tokens/s"
     )
     return f"{line}, about {_duration(elapsed_s / done * (lease.to_extract - done))} left" if done else line

@@ -65,8 +65,11 @@ def _read(file: pq.ParquetFile, group: int, row: int) -> ShownSample:
     )
 
 
-def render_samples(samples: list[ShownSample], total: int, backend: Backend, max_length: int) -> str:
-    """The page. Conversations are text of strangers, so everything is escaped."""
+def render_samples(
+    samples: list[ShownSample], total: int, backend: Backend, max_length: int, generated: bool = False
+) -> str:
+    """The page; `generated`: the answers are the target's own. Conversations are text of strangers, so
+    everything is escaped."""
     shown = [
         {
             "name": sample.name,
@@ -79,7 +82,9 @@ def render_samples(samples: list[ShownSample], total: int, backend: Backend, max
         }
         for sample in samples
     ]
-    return render_page("samples.html.jinja", title="Tokenized samples", samples=shown, total=total)
+    return render_page(
+        "samples.html.jinja", title="Tokenized samples", samples=shown, total=total, generated=generated
+    )
 
 
 def _pieces(sample: ShownSample, backend: Backend) -> Iterator[tuple[bool, str]]:
