@@ -4,24 +4,28 @@ questions to a proven training set, compared with transformers token by token.""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import torch
 
 from eagle3_data.config import load_config
 from eagle3_data.engines.base import Done, Fatal, Ready, Rejected
 from eagle3_data.engines.process import EngineProcess
-from eagle3_data.generation.answers import LENGTH, STOP, Answers, Question
+from eagle3_data.generation.answers import LENGTH, STOP, Question
 from eagle3_data.generation.run_pass import GenerationJob
-from eagle3_data.generation.store import GenerationStore
 from eagle3_data.target import TargetDescription
 from integration.fixtures import demo_config
+from integration.generated import (
+    answers,
+    greedy_answers,
+    left_out,
+    stop_ids,
+    target_that_ends_turns,
+    trained,
+    turns,
+)
 from integration.workflow import Workflow, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("vllm")]
@@ -41,25 +45,12 @@ TEMPLATE = """{%- for message in messages -%}
     {{- '<|im_start|>' + message.role + '\n' + message.content + 'user' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"""
-"""The demo's model has learned little but the chat format in its few seconds of training, and seldom ends an
-answer. It says `user` often enough, so here that ends a turn."""
-
-
-def target_that_ends_turns(tiny_llama: Path, directory: Path) -> Path:
-    from transformers import AutoTokenizer
-
-    shutil.copytree(tiny_llama, directory)
-    (end,) = AutoTokenizer.from_pretrained(directory)("user", add_special_tokens=False)["input_ids"]
-    path = directory / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [2, end]}))
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return directory
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
     directory = tmp_path_factory.mktemp("generated")
-    target = target_that_ends_turns(tiny_llama, directory / "target")
+    target = target_that_ends_turns(tiny_llama, directory / "target", TEMPLATE)
     workflow = Workflow(directory / "run", demo_config(target, dtype="float32"))
     workflow.config["generation"] = {
         "responses": "target",
@@ -73,26 +64,6 @@ def generated(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Wor
     run = workflow.run("all", timeout=1500)
     assert run.returncode == 0, run.output
     return workflow
-
-
-def answers(workflow: Workflow) -> dict[str, Answers]:
-    (directory,) = workflow.directory.glob("results/generations/*/shards")
-    store = GenerationStore(directory.parents[1], directory.parent.name)
-    reader = store.reader()
-    return {key: found for key in sorted(store.keys()) if (found := reader.find(key))}
-
-
-def turns(workflow: Workflow) -> list[tuple[list[int], tuple[int, ...], str]]:
-    """Prompt, answer, and how it ended, of every turn."""
-    return [
-        (prompt, turn.answer, turn.finish)
-        for one in answers(workflow).values()
-        for turn, prompt in one.prompts()
-    ]
-
-
-def stop_ids(workflow: Workflow) -> list[int]:
-    return json.loads((workflow.results / "prompts/batches.json").read_text())["tokenizer"]["stop_ids"]
 
 
 def test_prompts_become_a_proven_training_set_with_one_load_for_each_pass(generated: Workflow) -> None:
@@ -111,46 +82,17 @@ def test_prompts_become_a_proven_training_set_with_one_load_for_each_pass(genera
 
 
 def test_the_trained_ids_are_the_engines(generated: Workflow) -> None:
-    table = pq.read_table(generated.results / "tokens/samples.parquet")
-    trained = {}
-    for ids, mask in zip(table["input_ids"].to_pylist(), table["loss_mask"].to_pylist(), strict=True):
-        edges = np.flatnonzero(np.diff([0, *mask, 0]))
-        for start, end in zip(edges[::2], edges[1::2], strict=True):
-            trained[tuple(ids[:start])] = tuple(ids[start:end])
-    told = {tuple(prompt): answer for prompt, answer, _ in turns(generated)}
-    assert trained.items() <= told.items()
-    assert len(told) - len(trained) <= sum(index_of_dropped(generated).values())
+    told = {(prompt, answer) for prompt, answer, _ in turns(generated)}
+    assert set(trained(generated)) <= told
+    assert len(told) - len(trained(generated)) <= left_out(generated)
 
 
-def index_of_dropped(workflow: Workflow) -> dict[str, int]:
-    index = json.loads((workflow.results / "tokens/batches.json").read_text())
-    return {**index["dropped"], **{f"turn {name}": n for name, n in index["dropped_turns"].items()}}
-
-
-def test_greedy_answers_are_those_of_transformers_token_by_token(
-    generated: Workflow, tiny_llama: Path
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
-    stops = stop_ids(generated)
+def test_greedy_answers_are_those_of_transformers_token_by_token(generated: Workflow) -> None:
     compared = turns(generated)
     assert len(compared) >= COMPARED
     assert {finish for _, _, finish in compared} == {STOP, LENGTH}
-    different = []
-    for prompt, answer, _ in compared[:COMPARED]:
-        with torch.inference_mode():
-            found = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=MAX_TOKENS,
-                do_sample=False,
-                eos_token_id=stops,
-                pad_token_id=stops[0],
-            )[0, len(prompt) :]
-        if tuple(found.tolist()) != answer:
-            different.append((answer, tuple(found.tolist())))
-    assert not different
+    said = greedy_answers(generated, [prompt for prompt, _, _ in compared[:COMPARED]], MAX_TOKENS)
+    assert said == [answer for _, answer, _ in compared[:COMPARED]]
 
 
 @pytest.fixture(scope="module")
