@@ -21,6 +21,7 @@ from eagle3_data.log import say
 from eagle3_data.records.failures import Failure, describe_situation
 from eagle3_data.system.child import Child
 from eagle3_data.system.environment import kernel_packages, machine, shown_variables, vllm_variables
+from eagle3_data.system.read_ahead import reading_ahead
 from eagle3_data.target import TargetDescription, require_described
 
 CANARY_CODE = Path(__file__).parents[1] / "canary"
@@ -106,9 +107,11 @@ def prove_engine(
     child = Child(
         "run_canary", [*(part for option in options.items() for part in option), "--allow", *allowed], log
     )
+    weights = sorted(Path(settings.model_path).glob("*.safetensors"))
     try:
-        while child.process.poll() is None and not stop.wait(0.2):
-            pass
+        with reading_ahead(weights, "the target's weights"):
+            while child.process.poll() is None and not stop.wait(0.2):
+                pass
     finally:
         child.kill()
     if passed := PassedCanary.find(verdict):
