@@ -98,7 +98,7 @@ def row_of(summary: Summary) -> tuple[str, ...]:
         summary.extraction_id,
         str(identity.get("fingerprint", "?"))[:8],
         " ".join(map(str, identity.get("layers", "?"))),
-        str(identity.get("dtype", "?")),
+        "fp8" if identity.get("storage_dtype") == "fp8" else str(identity.get("dtype", "?")),
         str(identity.get("engine", "?")).split(":")[-1],
         f"{summary.samples:,}",
         "" if summary.tokens is None else f"{summary.tokens:,}",

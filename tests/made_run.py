@@ -16,6 +16,7 @@ from safetensors.numpy import save as save_numpy
 
 from eagle3_data.assembly.build import Settings
 from eagle3_data.config import Data, Extraction, Target, Tokenization, TrainingSet
+from eagle3_data.engines.storage import stored_tensors
 from eagle3_data.hashing import hash_json, sample_key
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.ledger import FailedSample, Gate
@@ -181,7 +182,7 @@ class MadeRun:
     def _store(self, row: int) -> int:
         ids = self.ids(row)
         part = self.store.directory / "part"
-        write_states(part, self.states(row), ids, self.dtype)
+        write_states(part, self.states(row), ids, self.identity.stored_dtype)
         size = part.stat().st_size
         self.store.commit(
             sample_key(ids),
@@ -212,7 +213,8 @@ def write_states(path: Path, states: torch.Tensor, ids: list[int], dtype: str) -
     else:
         from safetensors.torch import save_file
 
-        tensors = {"hidden_states": states.to(getattr(torch, dtype)), "token_ids": torch.tensor(ids)}
+        stored = stored_tensors(states.to(torch.bfloat16), dtype)
+        tensors = {**stored, "token_ids": torch.tensor(ids)}
         save_file(tensors, path, metadata={"provenance": json.dumps({"of": "a test"})})
 
 

@@ -37,10 +37,19 @@ class ExtractionIdentity:
     engine_arguments: JsonObject
     capture_version: int = CAPTURE_VERSION
     format_version: int = FORMAT_VERSION
+    storage_dtype: str = "same"
 
     @cached_property
     def extraction_id(self) -> str:
-        return hash_json(asdict(self))[:16]
+        facts = asdict(self)
+        if self.storage_dtype == "same":  # what was extracted before there was a choice keeps its id
+            del facts["storage_dtype"]
+        return hash_json(facts)[:16]
+
+    @property
+    def stored_dtype(self) -> str:
+        """The data type of the states in the store."""
+        return self.dtype if self.storage_dtype == "same" else self.storage_dtype
 
     def batch_fingerprint(self, tokens_fingerprint: str) -> str:
         """Identifies a batch's samples together with what is extracted of them."""
@@ -61,4 +70,5 @@ def identify_extraction(target: TargetDescription, extraction: Extraction) -> Ex
             for name, value in extraction.engine_arguments.items()
             if name not in NEUTRAL_ARGUMENTS
         },
+        storage_dtype=extraction.storage_dtype,
     )

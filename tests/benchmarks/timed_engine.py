@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from locking_connector import LockingConnector
 from timers import timed
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnector,
 )
+from vllm.platforms import current_platform
 
 from eagle3_data.engines.base import EngineSettings, Request
 from eagle3_data.engines.vllm import engine as vllm_engine
@@ -63,11 +65,7 @@ class TimedConnector(Timers, HiddenStatesConnector):
     """Ours."""
 
 
-class TimedStockConnector(Timers, ExampleHiddenStatesConnector):
-    """vLLM's own; on the CPU, where it cannot copy, with our copy."""
-
-    def _submit_async_write(self, pending: Any) -> None:
-        if self._kv_cache is not None and self._kv_cache.is_cuda:
-            super()._submit_async_write(pending)
-        else:
-            HiddenStatesConnector._copy_and_write(self, pending)  # type: ignore[arg-type]
+class TimedStockConnector(
+    Timers, LockingConnector if current_platform.is_cpu() else ExampleHiddenStatesConnector
+):  # type: ignore[misc]
+    """vLLM's own; on the CPU, where it does not run, ours with its lock files."""

@@ -96,7 +96,9 @@ def store_states(directory: Path, path: Path, layers: int, lengths: list[int]) -
 
 def measure(directory: Path, path: Path, layers: int, stored_bytes: int) -> None:
     stored = torch.load(path, weights_only=True)
-    target = ReferenceTarget(directory, False, stored_bytes, default_layers(layers), "bfloat16", False)
+    target = ReferenceTarget(
+        directory, False, stored_bytes, default_layers(layers), "bfloat16", "bfloat16", False
+    )
 
     def samples(swapped: bool) -> list[StoredSample]:
         order = [0, 2, 1, 3] if swapped else [0, 1, 2, 3]

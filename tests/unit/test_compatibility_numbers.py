@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import re
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def test_a_token_takes_layers_times_hidden_size_times_two_and_its_id():
         dtype="bfloat16",
     )
     assert kimi.bytes_per_token == 57_344 + 8
+    assert replace(kimi, dtype="fp8").bytes_per_token == 28_672 + 4 * 4 + 8
     assert kimi.size_bytes == 57_352_000_000
 
 

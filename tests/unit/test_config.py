@@ -59,6 +59,10 @@ TRANSFORMERS = "eagle3_data.engines.transformers:TransformersEngine"
             changed(extraction={"engine": TRANSFORMERS, "tensor_parallel": 8}),
             "the transformers engine uses one device, tensor_parallel is 8",
         ),
+        (
+            changed(extraction={"storage_dtype": "fp8", "dtype": "float32"}),
+            "storage_dtype fp8 is for states in bfloat16, and dtype is float32",
+        ),
         (changed(extraction={"in_flight_tokens": 10}), "the longest sample would never be sent"),
         (changed(tokenization={"date": "2025-13-45"}), "date: 2025-13-45 is not a calendar date"),
         (changed(tokenization={"date": "01.02.2025"}), "tokenization.date: String should match pattern"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from eagle3_data.config import Config, Extraction, Generation, load_config
 from eagle3_data.errors import EngineError
 from eagle3_data.generation.planning import GenerationPlan
+from eagle3_data.hashing import hash_json
 from eagle3_data.identity import identify_extraction
 from eagle3_data.passes.forecast import (
     LONGEST_MIN,
@@ -94,6 +95,16 @@ def test_waiting_for_another_pass_is_no_loading() -> None:
 def test_host_memory_holds_what_is_in_flight_and_eight_workers() -> None:
     settings = Extraction(tensor_parallel=8, in_flight_tokens=65_536)
     assert host_memory_mb(settings, 4, 7168, KIMI_BYTES) == SUPERVISOR_MB + 8 * WORKER_MB + 15_033
+
+
+def test_states_in_fp8_take_half_of_it_and_a_store_of_their_own() -> None:
+    settings = Extraction(storage_dtype="fp8", tensor_parallel=8, in_flight_tokens=65_536)
+    assert host_memory_mb(settings, 4, 7168, KIMI_BYTES) == SUPERVISOR_MB + 8 * WORKER_MB + 7_517
+    same, small = (identify_extraction(TARGET, Extraction(storage_dtype=name)) for name in ("same", "fp8"))
+    before_there_was_a_choice = {**asdict(same)}
+    del before_there_was_a_choice["storage_dtype"]
+    assert same.extraction_id == hash_json(before_there_was_a_choice)[:16] != small.extraction_id
+    assert (same.stored_dtype, small.stored_dtype) == ("bfloat16", "fp8")
 
 
 def test_host_memory_holds_the_weights_that_stay_there_or_pass_through_it_whole() -> None:

@@ -55,7 +55,7 @@ class Stored:
             )
             for number, one in enumerate(states)
         ]
-        target = ReferenceTarget(self.directory, False, 1, SLOTS, "bfloat16", False)
+        target = ReferenceTarget(self.directory, False, 1, SLOTS, "bfloat16", "bfloat16", False)
         (verdict,) = compare(target, "id", [(VERSIONS, samples)])
         return verdict
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from hs_connectors.fp8_utils import dequantize_fp8_tensor
+from safetensors.torch import load_file, save_file
 
 from eagle3_data.engines.base import states_metadata
+from eagle3_data.engines.storage import stored_tensors
 from eagle3_data.errors import SampleError
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.store.states import number_problems, open_states, structure_problems
@@ -42,6 +44,59 @@ def test_values_are_exactly_torchs(tmp_path: Path, states: torch.Tensor, dtype: 
     assert opened.token_ids.tolist() == list(range(TOKENS))
     assert opened.provenance == {"extraction_id": "e", "key": "k"}
     assert number_problems(opened) == []
+
+
+def written_in_fp8(path: Path, states: torch.Tensor) -> Path:
+    save_file({**stored_tensors(states, "fp8"), "token_ids": torch.arange(len(states))}, path)
+    return path
+
+
+def test_states_in_fp8_are_what_speculators_reads(tmp_path: Path, states: torch.Tensor) -> None:
+    sizes = torch.tensor([1e-3, 1.0, 3e4])[:, None]
+    path = written_in_fp8(tmp_path / "s", states * sizes)
+    opened, theirs = open_states(path), load_file(path)
+    assert structure_problems(opened, range(TOKENS), LAYERS, HIDDEN, "fp8") == number_problems(opened) == []
+    read = dequantize_fp8_tensor(theirs["hidden_states"], theirs["hidden_states_scales"], torch.float32)
+    assert np.array_equal(opened.values(), read.numpy())
+    assert np.array_equal(opened.values(np.array([3, 9]), -1), read[[3, 9], -1].numpy())
+    scales = theirs["hidden_states_scales"]
+    assert torch.equal(scales, scales.to(torch.bfloat16).float()), "speculators rounds them to bfloat16"
+    errors = (torch.from_numpy(opened.values()) - states * sizes).norm(dim=(0, 2)) / (states * sizes).norm(
+        dim=(0, 2)
+    )
+    assert ((errors > 0.02) & (errors < 0.03)).all(), "of each slot, however small beside another"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda s: s[600, 1].fill_(float("nan")), "not-finite"),
+        (lambda s: s[0, 0, 3].fill_(float("-inf")), "not-finite"),
+        (lambda s: s[699].zero_(), "all-zero"),
+        (lambda s: s[5, 2].fill_(-0.0), "all-zero"),
+        (lambda s: s[:, 1].fill_(0.5), "constant"),
+        (lambda s: s[7, 1, 5].fill_(2.0**24), "degenerate"),
+    ],
+)
+def test_bad_numbers_are_found_in_fp8(tmp_path: Path, states: torch.Tensor, spoil, problem: str) -> None:
+    spoil(states)
+    opened = open_states(written_in_fp8(tmp_path / "s", states))
+    assert [name for name, _ in number_problems(opened)] == [problem]
+
+
+def test_bad_scales_are_found(tmp_path: Path, states: torch.Tensor) -> None:
+    tensors = {**stored_tensors(states, "fp8"), "token_ids": torch.arange(TOKENS)}
+    scales = tensors["hidden_states_scales"]
+    scales[5, 1], scales[6, 2] = float("inf"), -1.0
+    save_file(tensors, tmp_path / "s")
+    assert "2 state rows are not finite" in number_problems(open_states(tmp_path / "s"))[0][1]
+    save_file({**tensors, "hidden_states_scales": scales[:, :1].contiguous()}, tmp_path / "s")
+    problems = structure_problems(open_states(tmp_path / "s"), range(TOKENS), LAYERS, HIDDEN, "fp8")
+    assert [name for name, _ in problems] == ["wrong-scales"]
+    for lost in ({"hidden_states_scales": scales.long()}, {"hidden_states": states}):
+        save_file({**tensors, **lost}, tmp_path / "s")
+        with pytest.raises(SampleError):
+            open_states(tmp_path / "s")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -137,6 +138,36 @@ def test_fp8_states_are_read_as_what_they_stand_for(tmp_path: Path) -> None:
     assert row.last_state.dtype == torch.bfloat16
     torch.testing.assert_close(row.last_state, stored["hidden_states"][:, -1], rtol=0.07, atol=0.02)
     assert not torch.equal(row.last_state, stored["hidden_states"][:, -1])
+
+
+def test_a_set_of_states_in_fp8_is_read_by_speculators_as_its_train_yaml_says(tmp_path: Path) -> None:
+    from hs_connectors import HiddenStatesBackend
+    from speculators.train.config import TrainConfig
+    from speculators.train.data import ArrowDataset
+
+    sections = {"extraction": {"storage_dtype": "fp8"}}
+    made = MadeRun(tmp_path / "made", rows=4, random_states=True, dtype="bfloat16", sections=sections)
+    directory = build(made, ("speculators", "modelopt"))
+    flat = TrainConfig.resolve(["--config", str(directory / "train.yaml")]).flatten()
+    assert flat["hidden_states_backend"] == "fp8"
+    backend = HiddenStatesBackend.registry[flat["hidden_states_backend"]]
+    transfer = backend.from_train_args(argparse.Namespace(hidden_states_path=None), str(directory))
+    dataset = ArrowDataset(max_len=64, datapath=directory, transfer=transfer, on_missing="raise")
+    assert load_file(directory / "hidden_states/hs_1.safetensors")["hidden_states"].element_size() == 1
+    for row in range(4):
+        states, item = made.states(row), dataset[row]
+        assert item["hidden_states"].dtype == torch.bfloat16
+        ours = eagle3_data.TrainingSet(directory)[row]
+        for read, slots in (
+            (item["hidden_states"].reshape(len(states), -1, states.shape[-1]), states[:, :-1]),
+            (item["verifier_last_hidden_states"], states[:, -1]),
+            (ours.aux_states, states[:, :-1]),
+            (ours.last_state, states[:, -1]),
+        ):
+            error = (read.float() - slots).norm(dim=-1) / slots.norm(dim=-1)
+            assert 0.01 < error.median() < 0.04, "neither exact nor worse than eight bits"
+    converted = torch.load(next(directory.glob("modelopt/train/*/data_*0.pt")), weights_only=True)
+    assert torch.equal(converted["hidden_states"], eagle3_data.TrainingSet(directory)[0].last_state)
 
 
 def test_others_may_read_what_the_umask_lets_them_read(made: MadeRun) -> None:

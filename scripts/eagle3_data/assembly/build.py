@@ -49,6 +49,7 @@ from eagle3_data.assembly.speculators import (
     Counts,
     accepted_findings,
     check_with_speculators,
+    hidden_states_backend,
     link_rows,
     write_rows,
     write_token_frequencies,
@@ -247,7 +248,8 @@ def _write_base(
         np.save(building / f"t2d-{vocabulary.size}.npy", vocabulary.t2d)
     facts = _provenance(settings, inputs, results, output, ways, formats)
     facts.write(building / PROVENANCE)
-    check_with_speculators(building, rows, settings.tokenization.max_length)
+    stored_dtype = inputs.identity.stored_dtype
+    check_with_speculators(building, rows, settings.tokenization.max_length, stored_dtype)
     return facts
 
 
@@ -297,6 +299,7 @@ def _training(settings: Settings, inputs: _Inputs, output: Path) -> Training:
         split=inputs.split,
         max_length=settings.tokenization.max_length,
         vocabulary=inputs.vocabulary.size if inputs.vocabulary.d2t is not None else None,
+        backend=hidden_states_backend(inputs.identity.stored_dtype),
     )
 
 

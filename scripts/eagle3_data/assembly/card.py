@@ -53,7 +53,7 @@ def _contents(facts: Provenance) -> str:
         ("tokens", f"{facts.tokens:,}, of which {facts.trained_tokens:,} are trained"),
         ("answers", _answers(facts)),
         ("split", _split(facts)),
-        ("states", f"{facts.extraction['dtype']}, layers {layers} of {facts.target.num_hidden_layers}"),
+        ("states", f"{_numbers(facts)}, layers {layers} of {facts.target.num_hidden_layers}"),
         ("draft vocabulary", _vocabulary(facts)),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -67,6 +67,13 @@ inputs. Everything is unshifted: state t and mask t belong to token t; mask 1 sa
 
 `{PROVENANCE}` holds all of this and more for programs, `verify` of the workflow reads every byte, and
 `eagle3_data.TrainingSet(directory)[row]` gives token ids, mask, auxiliary states and last state."""
+
+
+def _numbers(facts: Provenance) -> str:
+    dtype = str(facts.extraction["dtype"])
+    if facts.extraction.get("storage_dtype", "same") != "fp8":
+        return dtype
+    return f"{dtype}, stored as float8_e4m3fn with a scale for each token and slot (2.6 % off)"
 
 
 def _answers(facts: Provenance) -> str:

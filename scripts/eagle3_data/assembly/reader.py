@@ -12,9 +12,8 @@ from torch.utils.data import Dataset
 from eagle3_data.assembly.layout import PROVENANCE, STATES, states_name
 from eagle3_data.errors import ConfigError, InputError, headline
 from eagle3_data.records import JsonObject, read_json
+from eagle3_data.store.states import SCALES
 
-SCALES = "hidden_states_scales"
-"""In files of FP8 states (hs-connectors 0.9): float32 [T, 1, 1], by which the states are multiplied."""
 REMEDY = "delete the training set and run the same command again, which assembles it again"
 
 

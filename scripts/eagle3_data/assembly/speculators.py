@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from eagle3_data.records import JsonObject
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.samples import Sample, SampleFile
 from eagle3_data.store import Store
+from eagle3_data.store.states import FP8
 from eagle3_data.system.links import link
 from eagle3_data.text import counted
 
@@ -136,13 +138,21 @@ def write_token_frequencies(frequencies: np.ndarray, directory: Path) -> None:
     )
 
 
-def check_with_speculators(directory: Path, rows: int, max_length: int) -> None:
+def hidden_states_backend(stored_dtype: str) -> str:
+    """By what speculators reads states that are stored so."""
+    return "fp8" if stored_dtype == FP8 else "file"
+
+
+def check_with_speculators(directory: Path, rows: int, max_length: int, stored_dtype: str) -> None:
     """Open the set as the trainer does and read its first, middle and last row. Raises InputError where that
     fails."""
     import torch
+    from hs_connectors import HiddenStatesBackend
     from speculators.train.data import ArrowDataset
 
-    dataset = ArrowDataset(max_len=max_length, datapath=directory, on_missing="raise")
+    backend = HiddenStatesBackend.registry[hidden_states_backend(stored_dtype)]
+    transfer = backend.from_train_args(Namespace(hidden_states_path=None), str(directory))
+    dataset = ArrowDataset(max_len=max_length, datapath=directory, transfer=transfer, on_missing="raise")
     if len(dataset) != rows:
         raise InputError(f"speculators sees {len(dataset)} rows in {directory}, {rows} were written")
     for row in sorted({0, rows // 2, rows - 1}):

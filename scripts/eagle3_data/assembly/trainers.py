@@ -34,6 +34,8 @@ class Training:
     split: Split
     max_length: int
     vocabulary: int | None
+    backend: str
+    """By what speculators reads the states."""
 
     def formats(self, wanted: list[str]) -> dict[str, FormatUse]:
         """Each of the formats `wanted`, with its command."""
@@ -93,6 +95,8 @@ class Training:
             "generation": {"on_missing": "raise"},
             "trainer": {"save_path": str(self.draft)},
         }
+        if self.backend != "file":
+            train["data"]["hidden_states_backend"] = self.backend
         if self.vocabulary:
             train["draft"]["draft_vocab_size"] = self.vocabulary
         if needs_eager_loss():

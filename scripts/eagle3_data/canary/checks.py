@@ -36,10 +36,10 @@ from eagle3_data.validation.head import Head, read_head
 
 MAX_BATCHED_TOKENS = 64
 """What the canary's engine computes in one step. A longer sample is computed in chunks."""
-MAX_MEDIAN_ERROR = {"bfloat16": 0.1, "float32": 1e-3}
+MAX_MEDIAN_ERROR = {"bfloat16": 0.1, "fp8": 0.1, "float32": 1e-3}
 """Of a layer's states over all tokens, relative to transformers in float32. A neighbouring layer is off by
 0.5 and more."""
-WRONG_TOKEN_ERROR = {"bfloat16": 0.4, "float32": 1e-2}
+WRONG_TOKEN_ERROR = {"bfloat16": 0.4, "fp8": 0.4, "float32": 1e-2}
 MAX_WRONG_TOKENS = 0.25
 """Part of a piece's tokens that may be off so far: in bfloat16 a close decision of a random router flips now
 and then, for single tokens; a lost chunk, another sample or another layer is wrong everywhere."""
@@ -139,7 +139,7 @@ def structure(answer: Answer, settings: EngineSettings, hidden_size: int) -> lis
         cause = headline(error.__cause__ or error)
         return [Fault("canary-write", f"{headline(error)}, caused by {cause}")]
     problems = structure_problems(
-        states, answer.request.token_ids, len(settings.layers), hidden_size, settings.dtype
+        states, answer.request.token_ids, len(settings.layers), hidden_size, settings.stored_dtype
     )
     return [Fault(f"canary-{name}", message) for name, message in problems or number_problems(states)]
 
@@ -178,7 +178,7 @@ class _Judge:
         if self._settings.dtype == "float32" or fault.id not in DIFFUSE:
             return False
         errors = self._own_errors(answer.request.token_ids)[:, fault.layer]
-        return bool(is_wrong(2 * errors, self._settings.dtype).any())
+        return bool(is_wrong(2 * errors, self._settings.stored_dtype).any())
 
     def compare(self, answer: Answer) -> Compared:
         ours = torch.from_numpy(open_states(Path(answer.request.states_path)).values().copy())
@@ -189,10 +189,14 @@ class _Judge:
             if (fault := self._slot(ours[:, slot], theirs, layer))
         ]
         last_is_right = (
-            relative_errors(ours[-1, -1], theirs[-1, -1]) <= WRONG_TOKEN_ERROR[self._settings.dtype]
+            relative_errors(ours[-1, -1], theirs[-1, -1]) <= WRONG_TOKEN_ERROR[self._settings.stored_dtype]
         )
         greedy = torch.tensor([answer.greedy_token])
-        if self._head and last_is_right and self._head.disagreements(ours[-1:, -1], greedy):
+        if (
+            self._head
+            and last_is_right
+            and self._head.disagreements(ours[-1:, -1], greedy, self._settings.stored_dtype)
+        ):
             faults.append(
                 Fault(
                     "canary-greedy-token",
@@ -205,11 +209,11 @@ class _Judge:
         """What is wrong with the states `ours` [T, H], which should be those after `layer` of `theirs` [T, L
         + 1, H]."""
         errors = relative_errors(ours, theirs[:, layer])
-        wrong = is_wrong(errors, self._settings.dtype)
+        wrong = is_wrong(errors, self._settings.stored_dtype)
         if not wrong.any():
             return None
         if not wrong.all():
-            return _partial(wrong, errors > WRONG_TOKEN_ERROR[self._settings.dtype], layer)
+            return _partial(wrong, errors > WRONG_TOKEN_ERROR[self._settings.stored_dtype], layer)
         last = max(self._settings.layers)
         if layer == last and self._head and self._are(ours, self._head.normalized(theirs[:, last])):
             return Fault(
@@ -224,7 +228,7 @@ class _Judge:
         return Fault("canary-parity", f"the states are not those of transformers{nearest}", layer)
 
     def _are(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        return not is_wrong(relative_errors(ours, theirs), self._settings.dtype).any()
+        return not is_wrong(relative_errors(ours, theirs), self._settings.stored_dtype).any()
 
     def invariance(self, same: list[Compared]) -> list[tuple[Answer, Fault]]:
         """The faults of one sample's answers. Where only some are right, what is wrong is the company, not
@@ -248,14 +252,14 @@ class _Judge:
 
     def _differ(self, ours: torch.Tensor, other: torch.Tensor) -> bool:
         errors = relative_errors(ours, other)  # [T, S]
-        dtype = self._settings.dtype
+        dtype = self._settings.stored_dtype
         return bool(errors.median() > MAX_MEDIAN_ERROR[dtype]) or any(
             is_wrong(errors[:, slot], dtype).any() for slot in range(errors.shape[1])
         )
 
     def medians(self, whole: list[Compared]) -> Iterator[Finding]:
         """Errors that no single sample shows."""
-        bound = MAX_MEDIAN_ERROR[self._settings.dtype]
+        bound = MAX_MEDIAN_ERROR[self._settings.stored_dtype]
         for slot, layer in enumerate(self._settings.layers):
             errors = [relative_errors(one.ours[:, slot], one.theirs[:, layer]) for one in whole]
             median = float(torch.cat(errors).median())

@@ -172,6 +172,14 @@ class Extraction(Section):
             " comparisons on the CPU."
         ),
     )
+    storage_dtype: Literal["same", "fp8"] = Field(
+        "same",
+        description=(
+            "How states are stored. `same`: in `dtype`. `fp8`: in half the bytes, each number in 8 bits"
+            " (float8_e4m3fn), each token and slot with a scale of its own, which adds an error of 2.6 % of a"
+            " state's norm. A store of its own, since the numbers differ."
+        ),
+    )
     tensor_parallel: int = Field(1, ge=1, description="Number of devices the model is split over.")
     jobs: int = Field(
         1,
@@ -250,6 +258,20 @@ class Extraction(Section):
         }  # fmt: skip
         for name in reserved.keys() & self.engine_arguments.keys():
             raise ValueError(f"engine_arguments.{name} is set by the workflow; use {reserved[name]}")
+        return self
+
+    @property
+    def stored_dtype(self) -> str:
+        """The data type of the states in the store."""
+        return self.dtype if self.storage_dtype == "same" else self.storage_dtype
+
+    @model_validator(mode="after")
+    def _stored_is_smaller(self) -> Self:
+        if self.storage_dtype == "fp8" and self.dtype != "bfloat16":
+            raise ValueError(
+                f"storage_dtype fp8 is for states in bfloat16, and dtype is {self.dtype}; leave one of them"
+                " out"
+            )
         return self
 
     @model_validator(mode="after")

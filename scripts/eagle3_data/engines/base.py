@@ -46,6 +46,13 @@ class EngineSettings:
     states_root: str
     provenance: dict[str, str] = field(default_factory=dict)
     arguments: JsonObject = field(default_factory=dict)
+    storage_dtype: str = "same"
+    """`extraction.storage_dtype`: how the engine writes its states."""
+
+    @property
+    def stored_dtype(self) -> str:
+        """The data type of the states in their files."""
+        return self.dtype if self.storage_dtype == "same" else self.storage_dtype
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from eagle3_data.engines.base import (
     states_metadata,
 )
 from eagle3_data.engines.language_model import decoder_layers, language_model_directory, load_language_model
+from eagle3_data.engines.storage import stored_tensors
 from eagle3_data.errors import SampleError
 from eagle3_data.records import JsonObject
 
@@ -51,7 +52,8 @@ class TransformersEngine:
     def step(self) -> list[Extracted | Rejected]:
         request = self._waiting.pop(0)
         states, greedy = self._reference.states(request.token_ids, self._settings.layers)
-        tensors = {"hidden_states": states.contiguous(), "token_ids": torch.tensor(request.token_ids)}
+        stored = stored_tensors(states, self._settings.storage_dtype)
+        tensors = {**stored, "token_ids": torch.tensor(request.token_ids)}
         metadata = states_metadata(self._settings.provenance, request.key)
         publish_states(request.states_path, lambda part: save_file(tensors, part, metadata=metadata))
         return [Extracted(request.key, request.states_path, greedy)]

@@ -25,7 +25,7 @@ LAST_LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class Expected:
-    """What every states file of an extraction must look like."""
+    """What every states file of an extraction must look like. `dtype`: that of the file, "fp8" included."""
 
     layers: tuple[int, ...]
     hidden_size: int
@@ -37,6 +37,7 @@ SampleProvenance = TypedDict(
     {
         "layers": list[int],
         "dtype": str,
+        "stored_dtype": str,
         "tensor_parallel": int,
         "environment": dict[str, str],
         "pass": str,

@@ -62,6 +62,7 @@ class PassJob(StripeJob):
                 "capture_version": str(identity.capture_version),
             },
             arguments=dict(self.extraction.engine_arguments),
+            storage_dtype=self.extraction.storage_dtype,
         )
 
 
@@ -182,7 +183,7 @@ class PassRun(StripeRun):
     @property
     def _expected(self) -> Expected:
         job = self._pass
-        return Expected(job.identity.layers, job.description.hidden_size, job.extraction.dtype)
+        return Expected(job.identity.layers, job.description.hidden_size, job.identity.stored_dtype)
 
     @cached_property
     def _provenance(self) -> SampleProvenance:
@@ -191,6 +192,7 @@ class PassRun(StripeRun):
         return {
             "layers": list(job.identity.layers),
             "dtype": job.extraction.dtype,
+            "stored_dtype": job.identity.stored_dtype,
             "tensor_parallel": job.extraction.tensor_parallel,
             "environment": shown_variables(),
             "pass": job.number,

@@ -74,7 +74,9 @@ def host_memory_mb(extraction: Extraction, layers: int, hidden_size: int, weight
     kernel drops those pages when it must. Those that vLLM keeps on the host are, and those of an engine that
     loads all of them there first.
     """
-    in_flight = COPIES * extraction.in_flight_tokens * layers * hidden_size * DTYPE_BYTES[extraction.dtype]
+    in_flight = (
+        COPIES * extraction.in_flight_tokens * layers * hidden_size * DTYPE_BYTES[extraction.stored_dtype]
+    )
     offload_gib = extraction.engine_arguments.get("cpu_offload_gb", 0)
     offloaded = (
         offload_gib * 2**30 * extraction.tensor_parallel if isinstance(offload_gib, int | float) else 0

@@ -128,6 +128,7 @@ class ReferenceRun:
             stored_bytes=self._target.weights_bytes,
             layers=self._identity.layers,
             dtype=self._extraction.dtype,
+            stored_dtype=self._extraction.stored_dtype,
             quantized=rounds_activations(read_model_config(path), self._extraction.engine_arguments),
         )
 

@@ -1,7 +1,8 @@
 """Reading hidden states straight from safetensors files with numpy, without torch.
 
 The safetensors format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON
-header, raw data. numpy has no bfloat16, so states stay in their bits until a check needs numbers.
+header, raw data. numpy has no bfloat16 and no floats of 8 bits, so states stay in their bits until a check
+needs numbers.
 """
 
 from __future__ import annotations
@@ -20,18 +21,26 @@ from eagle3_data.errors import SampleError, StorageError
 from eagle3_data.records import Record, open_regular
 from eagle3_data.system.places import explain_unusable
 
-BITS: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
+FP8 = "fp8"
+"""The dtype, in words, of states in 8 bits: float8_e4m3fn, scaled by token and slot."""
+SCALES = "hidden_states_scales"
+BITS: dict[str, np.dtype[Any]] = {
+    "BF16": np.dtype("<u2"), "F32": np.dtype("<u4"), "F8_E4M3": np.dtype("u1"),
+}  # fmt: skip
+SCALE: np.dtype[Any] = np.dtype("<f4")
 TOKEN_IDS: np.dtype[Any] = np.dtype("<i8")
-INFINITY = {"BF16": 0x7F80, "F32": 0x7F800000}
-"""Bits of +inf; larger ones, sign removed, are NaN."""
-SIGNLESS = {"BF16": 0x7FFF, "F32": 0x7FFFFFFF}
-DTYPES = {"bfloat16": "BF16", "float32": "F32"}
+INFINITY = {"BF16": 0x7F80, "F32": 0x7F800000, "F8_E4M3": 0x7F}
+"""Bits of +inf; larger ones, sign removed, are NaN. The 8-bit format has NaN only."""
+SIGNLESS = {"BF16": 0x7FFF, "F32": 0x7FFFFFFF, "F8_E4M3": 0x7F}
+DTYPES = {"bfloat16": "BF16", "float32": "F32", FP8: "F8_E4M3"}
 CHUNK_ROWS = 512
-MANTISSA_BITS = {"BF16": 7, "F32": 23}
+MANTISSA_BITS = {"BF16": 7, "F32": 23, "F8_E4M3": 3}
+E4M3_LARGEST = 448.0
 DEGENERATE_OCTAVES = 24
 """A row is degenerate where most of its numbers are smaller than its largest by 2^-24. Trained models have
 outliers, in rows that gather attention, of up to 2^17 times the usual size (Sun et al., Massive Activations
-in Large Language Models, 2024); a row with one number left, or with one that overflowed, is far above."""
+in Large Language Models, 2024); a row with one number left, or with one that overflowed, is far above. What
+is smaller than the largest by 2^-18 is zero in 8 bits: there, a row of which most is lost is degenerate."""
 LOOKED_AT = 64
 """Numbers of a row, evenly spaced, by which its usual size is judged, where a quarter of them says that it
 may be degenerate."""
@@ -40,8 +49,8 @@ may be degenerate."""
 @dataclass(frozen=True)
 class States:
     """A sample's states, mapped from the file: `bits` [T, L, H] unsigned integers of the dtype's width,
-    `token_ids` [T] int64. `file` maps all its bytes, among which those of `bits` begin at
-    `begin`; None of states that are not in a file."""
+    `token_ids` [T] int64. Of states in 8 bits, `scales` [T, L, 1] float32. `file` maps all its bytes, among
+    which those of `bits` begin at `begin`; None of states that are not in a file."""
 
     dtype: str
     bits: np.ndarray
@@ -49,11 +58,41 @@ class States:
     provenance: dict[str, str]
     file: mmap.mmap | None = None
     begin: int = 0
+    scales: np.ndarray | None = None
 
     def values(self, rows: slice | np.ndarray = slice(None), slot: int | slice = slice(None)) -> np.ndarray:
         """float32 of the chosen rows and slots, exact."""
         bits = self.bits[rows, slot]
+        if self.scales is not None:
+            scaled: np.ndarray = E4M3[bits] * self.scales[rows, slot]
+            return scaled
         return (bits.astype("<u4") << 16).view(np.float32) if self.dtype == "BF16" else bits.view(np.float32)
+
+    def equals(self, other: States, rows: np.ndarray) -> bool:
+        """Whether the states of these rows are the same, bit by bit."""
+        pairs = [(self.bits, other.bits)]
+        if self.scales is not None and other.scales is not None:
+            pairs.append((self.scales, other.scales))
+        return self.dtype == other.dtype and all(np.array_equal(a[rows], b[rows]) for a, b in pairs)
+
+    def magnitudes(self, largest: np.ndarray) -> tuple[np.ndarray, int]:
+        """What `NumberCheck.largest` [T, layers] stands for, as bits that are in order of size, and how many
+        of them are a step of the exponent's."""
+        if self.scales is None:
+            return largest, MANTISSA_BITS[self.dtype]
+        return (E4M3[largest] * self.scales[..., 0]).view("<u4"), MANTISSA_BITS["F32"]
+
+
+def _e4m3_numbers() -> np.ndarray:
+    """The float32 [256] that the bits of float8_e4m3fn stand for."""
+    bits = np.arange(256)
+    exponent, mantissa = (bits >> 3) & 15, bits & 7
+    numbers = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0**-9)
+    numbers[(bits & 127) == INFINITY["F8_E4M3"]] = np.nan
+    return np.where(bits & 128, -numbers, numbers).astype(np.float32)
+
+
+E4M3 = _e4m3_numbers()
 
 
 def open_states(path: Path) -> States:
@@ -67,7 +106,9 @@ def open_states(path: Path) -> States:
         if length > raw.size - 8:
             raise ValueError(f"header of {length} bytes in a file of {raw.size}")
         header = Header.from_json(json.loads(raw[8 : 8 + length].tobytes()))
-        states, ids = header.hidden_states, header.token_ids
+        states, ids, scales = header.hidden_states, header.token_ids, header.scales
+        if (states.dtype == DTYPES[FP8]) != (scales is not None) or (scales and scales.dtype != "F32"):
+            raise ValueError(f"hidden_states are {states.dtype}, and scales, which 8 bits need, {scales}")
         if states.dtype not in BITS or ids.dtype != "I64":
             raise ValueError(
                 f"hidden_states are {states.dtype}, token_ids {ids.dtype}; expected"
@@ -80,6 +121,7 @@ def open_states(path: Path) -> States:
             _provenance(header.metadata.get("provenance", "{}")),
             mapped,
             8 + length + states.data_offsets[0],
+            _tensor(raw, 8 + length, scales, SCALE) if scales else None,
         )
     except PermissionError as error:
         raise StorageError(explain_unusable(error, path)) from None
@@ -102,6 +144,7 @@ class Header(Record):
 
     hidden_states: TensorEntry
     token_ids: TensorEntry
+    scales: TensorEntry | None = field(default=None, metadata={"key": SCALES})
     metadata: dict[str, str] = field(default_factory=dict, metadata={"key": "__metadata__"})
 
 
@@ -136,6 +179,10 @@ def structure_problems(
                     f" {list(expected)}"
                 ),
             )
+        )
+    if states.scales is not None and states.scales.shape != (*states.bits.shape[:2], 1):
+        problems.append(
+            ("wrong-scales", f"scales are {list(states.scales.shape)}, expected one for each token and slot")
         )
     if states.dtype != DTYPES[dtype]:
         problems.append(("wrong-dtype", f"hidden_states are {states.dtype}, expected {DTYPES[dtype]}"))
@@ -185,6 +232,8 @@ class NumberCheck:
     def problems(self) -> list[tuple[str, str]]:
         states, largest = self._states, self.largest
         infinite, zero = largest >= INFINITY[states.dtype], largest == 0
+        if states.scales is not None:
+            infinite |= ~((states.scales[..., 0] > 0) & np.isfinite(states.scales[..., 0]))
         bad = {"not-finite": infinite, "all-zero": zero, "degenerate": self._degenerate() & ~infinite & ~zero}
         problems = []
         for name, rows in bad.items():
@@ -210,7 +259,7 @@ class NumberCheck:
         of the exponent."""
         dtype, signless = self._states.dtype, SIGNLESS[self._states.dtype]
         octaves = self.largest.dtype.type(DEGENERATE_OCTAVES << MANTISSA_BITS[dtype])
-        least = self.largest - np.minimum(self.largest, octaves)
+        least = np.maximum(self.largest - np.minimum(self.largest, octaves), 1)
         found: np.ndarray = _mostly_below(self._few & signless, least, 0.5)
         if found.any():
             step = self._few_step // 4

@@ -23,9 +23,10 @@ from eagle3_data.engines.language_model import decoder_layers, language_model_wi
 from eagle3_data.errors import InputError, headline
 from eagle3_data.validation.tensors import StoredTensors
 
-TIE_RELATIVE = 2.0**-6
-"""The engine computes logits in its own dtype: in bfloat16 (8 bits of precision) two logits this close,
-relative to the largest magnitude, may change places."""
+TIE_RELATIVE = {"bfloat16": 2.0**-6, "float32": 2.0**-6, "fp8": 2.0**-4}
+"""By the dtype of the stored states. The engine computes logits in its own dtype: in bfloat16 (8 bits of
+precision) two logits this close, relative to the largest magnitude, may change places; and the 2.6 % that a
+state loses in 8 bits move each logit by as much of the logits' spread."""
 BLOCK_ROWS = 1024
 """Of lm_head in float32 at a time: Kimi's whole head would be 4.7 GB. A block of up to 32 MB is put where the
 last one was; a larger one costs more than what is computed with it."""
@@ -57,17 +58,17 @@ class Head:
     def vocab_size(self) -> int:
         return self._projection.out_features
 
-    def disagreements(self, states: torch.Tensor, greedy: torch.Tensor) -> list[int]:
-        """Indices n where `greedy` [N] is neither the arg max of the logits of `states` [N, H] nor within
-        rounding of it, and those of degenerate states: their norm overflows, or every token has the same
-        logit."""
+    def disagreements(self, states: torch.Tensor, greedy: torch.Tensor, dtype: str = "bfloat16") -> list[int]:
+        """Indices n where `greedy` [N] is neither the arg max of the logits of `states` [N, H], stored in
+        `dtype`, nor within rounding of it, and those of degenerate states: their norm overflows, or every
+        token has the same logit."""
         normalized, logits = self._run(states)
         best, least = logits.max(dim=-1).values, logits.min(dim=-1).values
         known = (greedy >= 0) & (greedy < logits.shape[1])
         reported = logits.gather(1, torch.where(known, greedy, 0)[:, None])[:, 0]
         agrees = (
             known
-            & (best - reported <= TIE_RELATIVE * logits.abs().max(dim=-1).values)
+            & (best - reported <= TIE_RELATIVE[dtype] * logits.abs().max(dim=-1).values)
             & (best > least)
             & states.float().pow(2).sum(dim=-1).isfinite()
             & normalized.isfinite().all(dim=-1)

@@ -36,9 +36,13 @@ class Tolerance:
     slot: float
 
 
-TOLERANCES = {"bfloat16": Tolerance(0.4, 0.2, 0.1), "float32": Tolerance(1e-2, 2e-3, 1e-3)}
-"""By dtype. Rows and slots as in the canary, which compares with transformers: the same engine is nearer to
-itself."""
+TOLERANCES = {
+    "bfloat16": Tolerance(0.4, 0.2, 0.1),
+    "fp8": Tolerance(0.4, 0.2, 0.1),
+    "float32": Tolerance(1e-2, 2e-3, 1e-3),
+}
+"""By the dtype of the stored states; 8 bits add 2.6 % to the error of bfloat16. Rows and slots as in the
+canary, which compares with transformers: the same engine is nearer to itself."""
 
 
 def row_errors(ours: States, theirs: States) -> np.ndarray:

@@ -94,7 +94,7 @@ class Measuring:
             some = places[first : first + GREEDY_AT_ONCE]
             states = torch.from_numpy(np.stack([last_states[place][0] for place in some]))
             greedy = [last_states[place][1] for place in some]
-            for n in self.head.disagreements(states, torch.tensor(greedy)):
+            for n in self.head.disagreements(states, torch.tensor(greedy), self.identity.stored_dtype):
                 faults[some[n]] = (
                     f"greedy-token: the engine's next token was {greedy[n]}, but its last state does not give"
                     " it; the last slot is not the state after the last layer, before the final norm, at the"

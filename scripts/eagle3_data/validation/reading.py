@@ -13,7 +13,7 @@ from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Sidecar, Store
-from eagle3_data.store.states import MANTISSA_BITS, NumberCheck, States, open_states, structure_problems
+from eagle3_data.store.states import NumberCheck, States, open_states, structure_problems
 from eagle3_data.validation.coverage import NUMBERS, STRUCTURE
 from eagle3_data.validation.token_loss import tested_rows
 
@@ -92,7 +92,9 @@ def open_checked(
         raise SampleError(f"unreadable: {message_of(error)}") from error.__cause__
     if (sidecar.key, sidecar.extraction_id) != (sample.key, identity.extraction_id):
         raise SampleError(f"sidecar: it is that of {sidecar.extraction_id}/{sidecar.key}")
-    problems = structure_problems(states, sample.token_ids, len(identity.layers), hidden_size, identity.dtype)
+    problems = structure_problems(
+        states, sample.token_ids, len(identity.layers), hidden_size, identity.stored_dtype
+    )
     proof = STRUCTURE
     if problems or states.file is None:
         checksum, largest = file_checksum(path), np.zeros((0, 0))
@@ -133,8 +135,8 @@ def _sizes(states: States, largest: np.ndarray) -> tuple[SlotSizes, ...]:
     values = states.values(some)
     norms = np.sqrt(np.einsum("tlh,tlh->tl", values, values))
     quantiles = np.quantile(norms, (0.05, 0.5, 0.95), axis=0).T
-    octaves = NEAR_ZERO_OCTAVES << MANTISSA_BITS[states.dtype]
-    near_zero = (largest + octaves < np.median(largest, axis=0)).sum(axis=0)
+    magnitudes, octave = states.magnitudes(largest)
+    near_zero = (magnitudes + (NEAR_ZERO_OCTAVES << octave) < np.median(magnitudes, axis=0)).sum(axis=0)
     return tuple(
         SlotSizes((float(low), float(middle), float(high)), int(count))
         for (low, middle, high), count in zip(quantiles, near_zero, strict=True)

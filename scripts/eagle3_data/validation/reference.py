@@ -30,14 +30,15 @@ class TooCostlyError(Eagle3DataError):
 
 @dataclass(frozen=True)
 class ReferenceTarget:
-    """What stored samples are compared with. `layers` are those of the slots; `quantized`: the engine rounds
-    activations to 8 bits."""
+    """What stored samples are compared with. `layers` are those of the slots, `dtype` is what the engine
+    computes in, `stored_dtype` that of the states; `quantized`: the engine rounds activations to 8 bits."""
 
     path: Path
     trust_remote_code: bool
     stored_bytes: int
     layers: tuple[int, ...]
     dtype: str
+    stored_dtype: str
     quantized: bool
 
 
@@ -65,7 +66,7 @@ def compare(
     verdicts, start = [], 0
     for versions, some in engines:
         own, start = compared[start : start + len(some)], start + len(some)
-        faults, undecided = judge(own, target.layers, target.dtype, has_experts(model))
+        faults, undecided = judge(own, target.layers, target.stored_dtype, has_experts(model))
         verdicts.append(
             EngineReference(
                 extraction_id=extraction_id,

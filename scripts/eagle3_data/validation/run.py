@@ -100,7 +100,7 @@ def _judge(
     judge = Judge(
         measuring.store,
         measuring.head,
-        measuring.identity.dtype,
+        measuring.identity.stored_dtype,
         [one for _, samples in measured.values() for one in samples],
         [one for found in tables if found for one in found[1]],
         PrefixIndex(file.all_ids()),

@@ -16,7 +16,9 @@ from eagle3_data.system.places import check_directory, existing_parent
 from eagle3_data.target import max_positions, text_config
 from eagle3_data.target.layers import layer_problems
 
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "fp8": 1}
+SCALE_BYTES = {"fp8": 4}
+"""Of a token and slot, beside its states."""
 TIGHT_SHARE = 0.1
 DEVICE_RESERVE = 0.85
 """Share of a device's memory that weights may take: the rest is for activations, the cache of states and the
@@ -36,8 +38,10 @@ class Workload:
 
     @property
     def bytes_per_token(self) -> int:
-        """A token's states: layers x hidden size x bytes of the data type, and 8 bytes of token id."""
-        return len(self.layers) * self.hidden_size * DTYPE_BYTES[self.dtype] + 8
+        """A token's states: layers x hidden size x bytes of the data type, with their scales, and 8 bytes of
+        token id."""
+        row = self.hidden_size * DTYPE_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0)
+        return len(self.layers) * row + 8
 
     @property
     def size_bytes(self) -> int:

@@ -68,7 +68,7 @@ def check(
         batches.longest,
         layers,
         target.hidden_size,
-        extraction.dtype,
+        extraction.stored_dtype,
     )
     subject = describe(target, workload, extraction)
     findings = check_remote_code(

@@ -144,6 +144,7 @@ def llm_arguments(settings: EngineSettings) -> JsonObject:
                 "allow_custom_save_path": True,
                 "use_synchronization_lock": False,
                 "provenance": settings.provenance,
+                "storage_dtype": settings.storage_dtype,
             },
         },
     }
