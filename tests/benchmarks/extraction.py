@@ -70,6 +70,7 @@ class Bench:
         self.place = work
         """Where runs and their stores are."""
         self.in_flight_tokens = max(65_536, tokens)
+        self.storage_dtype = "same"
         self._count = 0
 
     @property
@@ -114,6 +115,7 @@ class Bench:
                 "engine_arguments": self.engine_arguments,
                 "store": str(place / "store"),
                 "in_flight_tokens": self.in_flight_tokens,
+                "storage_dtype": self.storage_dtype,
             },
             "compatibility": {"canary": "off"},
         }

@@ -59,10 +59,10 @@ class GpuBench(Bench):
         self.places = {"memory": arguments.work, "disk": arguments.disk}
         self.target = arguments.work / arguments.shape
         self.engine_arguments = arguments.engine_arguments
-        self.in_flight_tokens = arguments.in_flight_tokens or self.in_flight_tokens
+        self.in_flight_tokens = arguments.in_flight_tokens
+        self.storage_dtype = arguments.storage_dtype
         self.fingerprint = {
-            "shape": arguments.shape, "tokens": arguments.tokens, "note": arguments.note,
-            "engine_arguments": self.engine_arguments, "in_flight_tokens": self.in_flight_tokens,
+            "shape": arguments.shape, "tokens": arguments.tokens, "engine_arguments": self.engine_arguments
         }  # fmt: skip
 
     def measure(self, way: str) -> None:
@@ -75,8 +75,11 @@ class GpuBench(Bench):
             return
         for samples in self.arguments.samples:
             self.samples = samples
-            seconds = self._ours(way) if kind == "ours" else samples * self.tokens / self.speculators()
-            self.note(way, samples, seconds)
+            if kind == "ours":
+                how = {"in_flight_tokens": self.in_flight_tokens, "storage_dtype": self.storage_dtype}
+                self.note(way, samples, self._ours(way), **how, note=self.arguments.note)
+            else:
+                self.note(way, samples, samples * self.tokens / self.speculators())
             self.clean()
 
     def note(self, way: str, samples: int, seconds: float, **facts: Any) -> None:
@@ -274,7 +277,10 @@ def table(results: Path) -> str:
     for text in results.read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         name = line["way"] + (" (cold)" if line.get("cold") else "")
-        keys = ("shape", "tokens", "engine_arguments", "in_flight_tokens", "note")
+        if line["way"].startswith("ours"):
+            told = (f"{line['in_flight_tokens']:,} in flight", line.get("storage_dtype", ""), line["note"])
+            name = ", ".join([name, *filter(None, told)])
+        keys = ("shape", "tokens", "engine_arguments")
         groups[json.dumps({key: line[key] for key in keys})][name][line["samples"]].append(line["seconds"])
     return "\n\n".join(f"{name}\n{_rows(ways, json.loads(name)['tokens'])}" for name, ways in groups.items())
 
@@ -321,7 +327,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--engine-arguments", type=json.loads, default={}, help="JSON, added to or instead of these here"
     )
-    parser.add_argument("--in-flight-tokens", type=int)
+    parser.add_argument("--in-flight-tokens", type=int, default=131_072, help="of ours")
+    parser.add_argument("--storage-dtype", choices=["same", "fp8"], default="same", help="of ours")
     parser.add_argument("--note", default="", help="kept with the results, as what differs between two calls")
     parser.add_argument("--results", type=Path, help="JSON lines, appended; by default in WORK")
     parser.add_argument("--no-profile", dest="profile", action="store_false")
