@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from hs_connectors.fp8_utils import dequantize_fp8_tensor
 from safetensors.torch import load_file, save_file
 
 from eagle3_data.canary.checks import MAX_BATCHED_TOKENS, Answer
+from eagle3_data.engines.storage import stored_tensors
+from eagle3_data.store.states import SCALES
 from eagle3_data.validation.head import Head
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
@@ -23,9 +26,16 @@ def spoil(answers: list[Answer], change: Spoil, shortest: int = 1, company_only:
 
 
 def rewrite(path: Path, change: Spoil) -> None:
+    tensors, states = load_file(path), load_states(path)
+    changed = change(states.clone()).to(states.dtype)
+    save_file({**tensors, **stored_tensors(changed, "fp8" if SCALES in tensors else "same")}, path)
+
+
+def load_states(path: Path) -> torch.Tensor:
+    """The states that a file stands for."""
     tensors = load_file(path)
-    states = tensors["hidden_states"]
-    save_file({**tensors, "hidden_states": change(states.clone()).to(states.dtype).contiguous()}, path)
+    states, scales = tensors["hidden_states"], tensors.get(SCALES)
+    return states if scales is None else dequantize_fp8_tensor(states, scales)
 
 
 def layer_off_by_one(states: torch.Tensor) -> torch.Tensor:
@@ -66,7 +76,7 @@ def swap_states(answers: list[Answer]) -> None:
             for length in lengths
         ]
         paths = [Path(answer.request.states_path) for answer in pair]
-        shorter, longer = (load_file(path)["hidden_states"] for path in paths)
+        shorter, longer = (load_states(path) for path in paths)
         rewrite(paths[0], lambda states, other=longer: other[: len(states)])  # type: ignore[misc]
         rewrite(paths[1], lambda states, other=shorter: torch.cat([other, states[len(other) :]]))  # type: ignore[misc]
 

@@ -34,6 +34,7 @@ from eagle3_data.canary.model import MAX_BYTES, build_canary, design_canary, shr
 from eagle3_data.canary.quantization import quantization_of
 from eagle3_data.canary.run import foresee_canary, missing_layers, prompts, run_canary
 from eagle3_data.engines.base import EngineSettings, Fatal, Request, error_path
+from eagle3_data.engines.storage import stored_tensors
 from eagle3_data.engines.transformers import ReferenceModel
 from eagle3_data.errors import CompatibilityError, EngineError, InputError
 from eagle3_data.findings import Finding
@@ -255,7 +256,7 @@ def test_an_accepted_finding_lets_the_pass_go_on_and_stays_in_the_verdict(
 # --- the checks
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "fp8"])
 def right(request, tmp_path_factory):
     """Right states of a small model, written as an engine does: (settings, answers)."""
     directory = tmp_path_factory.mktemp("canary")
@@ -263,9 +264,12 @@ def right(request, tmp_path_factory):
     (directory / "target/config.json").write_text(json.dumps(SMALL))
     build_canary(directory / "target", directory / "model", 1, False)
     (directory / "states").mkdir()
+    storage = "fp8" if request.param == "fp8" else "same"
+    dtype = "float32" if request.param == "float32" else "bfloat16"
     settings = EngineSettings(
-        "", str(directory / "model"), (1, 2, 3, 4), request.param, 1, 300, False, str(directory / "states")
-    )
+        "", str(directory / "model"), (1, 2, 3, 4), dtype, 1, 300, False, str(directory / "states"),
+        storage_dtype=storage,
+    )  # fmt: skip
     reference = ReferenceModel(settings.model_path, torch.float32)
     answers = []
     for alone in (False, True):
@@ -274,7 +278,7 @@ def right(request, tmp_path_factory):
             states, greedy = reference.states(ids, settings.layers)
             save_file(
                 {
-                    "hidden_states": states.to(getattr(torch, request.param)).contiguous(),
+                    **stored_tensors(states.to(getattr(torch, dtype)), storage),
                     "token_ids": torch.tensor(ids),
                 },
                 path,
