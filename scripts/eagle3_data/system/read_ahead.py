@@ -29,26 +29,33 @@ def reading_ahead(files: Sequence[Path], what: str) -> Iterator[None]:
         )
         yield
         return
-    stop, read = threading.Event(), [0]
-    reader = threading.Thread(target=_read, args=(files, stop, read), daemon=True)
-    started = time.monotonic()
+    reader = _Reader(files)
     reader.start()
     try:
         yield
     finally:
-        stop.set()
+        reader.stop.set()
         reader.join()
-        passed_s = time.monotonic() - started
-        say(f"read ahead {read[0] / 1e9:,.1f} of {size / 1e9:,.1f} GB of {what} in {passed_s:.1f} s")
+        done = f"{reader.size_bytes / 1e9:,.1f} of {size / 1e9:,.1f} GB of {what}"
+        say(f"read ahead {done} in {reader.elapsed_s:.1f} s")
 
 
-def _read(files: Sequence[Path], stop: threading.Event, read: list[int]) -> None:
-    """Adds to the one number of `read`. A file that cannot be read is for its real reader to complain of."""
-    buffer = bytearray(CHUNK_BYTES)
-    for path in files:
-        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-            while not stop.is_set() and (count := file.readinto(buffer)):
-                read[0] += count
+class _Reader(threading.Thread):
+    """A file that cannot be read is for its real reader to complain of."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(daemon=True)
+        self._files = files
+        self.stop = threading.Event()
+        self.size_bytes, self.elapsed_s = 0, 0.0
+
+    def run(self) -> None:
+        started, buffer = time.monotonic(), bytearray(CHUNK_BYTES)
+        for path in self._files:
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                while not self.stop.is_set() and (count := file.readinto(buffer)):
+                    self.size_bytes += count
+        self.elapsed_s = time.monotonic() - started
 
 
 def _size(files: Sequence[Path]) -> int:
