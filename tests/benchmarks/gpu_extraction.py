@@ -128,6 +128,7 @@ class GpuBench(Bench):
         rate = self.read_ledger(ledger, self.samples)
         record = json.loads(ledger.read_text(encoding="utf-8"))
         print({name: record[name] for name in ("load_s", "elapsed_s", "written_bytes")}, flush=True)
+        print((self.run / "pass.log").read_text(encoding="utf-8").strip(), flush=True)
         self.describe()
         return self.samples * self.tokens / rate
 
