@@ -33,6 +33,7 @@ from eagle3_data.findings import Finding
 from eagle3_data.records.failures import Failure
 from eagle3_data.store.states import number_problems, open_states, structure_problems
 from eagle3_data.validation.head import Head, read_head
+from eagle3_data.validation.layer_errors import relative_errors
 
 MAX_BATCHED_TOKENS = 64
 """What the canary's engine computes in one step. A longer sample is computed in chunks."""
@@ -120,11 +121,6 @@ def is_wrong(errors: torch.Tensor, dtype: str) -> torch.Tensor:
 def _pieces(tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """[T] in pieces of PIECE tokens; the last one takes the rest, too."""
     return torch.tensor_split(tokens, list(range(PIECE, len(tokens) - PIECE + 1, PIECE)))
-
-
-def relative_errors(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """[..., H] and [..., H] to [...]."""
-    return (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
 
 
 def structure(answer: Answer, settings: EngineSettings, hidden_size: int) -> list[Fault]:

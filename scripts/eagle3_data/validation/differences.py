@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle3_data.store.states import States
-from eagle3_data.validation.likeness import Tolerance
+from eagle3_data.validation.likeness import Tolerance, relative_errors
 
 LOOKED_AT = 64
 """Wrong rows, evenly spaced, by which it is found out what they are instead."""
@@ -108,7 +108,9 @@ def _other_slot(
         if other == slot:
             continue
         errors = [
-            _error(stored.values(slice(row, row + 1), slot), replayed.values(slice(row, row + 1), other))
+            relative_errors(
+                stored.values(slice(row, row + 1), slot), replayed.values(slice(row, row + 1), other)
+            )
             for row in some.tolist()
         ]
         if np.median(errors) <= tolerance.slot:
@@ -121,10 +123,6 @@ def _other_token(stored: States, replayed: States, row: int, slot: int, toleranc
     start = max(0, row - SEARCHED_ROWS)
     near = replayed.values(slice(start, row + SEARCHED_ROWS), slot)
     wanted = stored.values(slice(row, row + 1), slot)
-    errors = np.linalg.norm(near - wanted, axis=-1) / np.linalg.norm(near, axis=-1)
+    errors = relative_errors(wanted, near)
     best = int(errors.argmin())
     return start + best if errors[best] <= tolerance.slot else None
-
-
-def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))

@@ -100,21 +100,21 @@ class _Measured:
             raise InputError(f"the states of transformers have {theirs.shape[-1]} numbers after layer {k}")
         if not bool(theirs.isfinite().all()):
             raise InputError(f"the states of transformers are not finite after layer {k}")
-        self._rounding[:, k] = _numpy(_relative(rounded, theirs))
+        self._rounding[:, k] = _numpy(relative_errors(rounded, theirs))
         for slot in range(len(self._layers)):
-            self._errors[:, slot, k] = _numpy(_relative(self._ours[:, slot], theirs))
+            self._errors[:, slot, k] = _numpy(relative_errors(self._ours[:, slot], theirs))
         if k in self._layers and rows > 2:
             slot = list(self._layers).index(k)
-            before = _relative(self._ours[1:, slot], theirs[:-1])
-            after = _relative(self._ours[:-1, slot], theirs[1:])
+            before = relative_errors(self._ours[1:, slot], theirs[:-1])
+            after = relative_errors(self._ours[:-1, slot], theirs[1:])
             self._shifted[-1][slot], self._shifted[1][slot] = float(before.median()), float(after.median())
 
     def result(self) -> SampleErrors:
         return SampleErrors(self._sample, self._errors, self._rounding, self._shifted)
 
 
-def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """[T, H] and [T, H] to [T]."""
+def relative_errors(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """|ours - theirs| / |theirs| of states [..., H]."""
     smallest = torch.finfo(torch.float32).tiny
     return (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=smallest)
 

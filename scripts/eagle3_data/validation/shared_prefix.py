@@ -15,7 +15,7 @@ import xxhash
 
 from eagle3_data.records.replay import SlotErrors
 from eagle3_data.store.states import FP8, States
-from eagle3_data.validation.likeness import TOLERANCES, Tolerance, wrong_rows
+from eagle3_data.validation.likeness import TOLERANCES, Tolerance, row_errors, wrong_rows
 
 SHORTEST = 16
 """Tokens that two samples share at least."""
@@ -89,11 +89,7 @@ def compare(one: States, other: States, tolerances: Sequence[Tolerance]) -> Comp
     rows = np.unique(np.linspace(0, shared - 1, ROWS).astype(int))
     if one.equals(other, rows):
         return Comparison(len(rows), 0.0, (), shared)
-    ours, theirs = one.values(rows), other.values(rows)
-    difference = ours - theirs
-    errors = np.sqrt(
-        np.einsum("tlh,tlh->tl", difference, difference) / np.einsum("tlh,tlh->tl", theirs, theirs)
-    )
+    errors = row_errors(one, other, rows)
     wrong = [wrong_rows(errors[:, slot], tolerance) for slot, tolerance in enumerate(tolerances)]
     disagreeing = tuple(slot for slot, found in enumerate(wrong) if found.any())
     largest = float(errors.max()) if not disagreeing else 0.0
