@@ -16,6 +16,7 @@ from eagle3_data.engines.base import states_metadata
 from eagle3_data.engines.storage import stored_tensors
 from eagle3_data.errors import SampleError
 from eagle3_data.records.checksum import file_checksum
+from eagle3_data.store.magnitudes import compiled_find_largest, find_largest
 from eagle3_data.store.states import number_problems, open_states, structure_problems
 
 TOKENS, LAYERS, HIDDEN = 700, 3, 16
@@ -97,6 +98,19 @@ def test_bad_scales_are_found(tmp_path: Path, states: torch.Tensor) -> None:
         save_file({**tensors, **lost}, tmp_path / "s")
         with pytest.raises(SampleError):
             open_states(tmp_path / "s")
+
+
+@pytest.mark.parametrize("width", [np.uint8, np.uint16, np.uint32])
+def test_one_compiled_pass_finds_the_same_magnitudes_as_two_of_numpy(width: type) -> None:
+    bits = np.random.default_rng(0).integers(0, np.iinfo(width).max, (9, 3, 40), width, endpoint=True)
+    most = np.iinfo(width).max
+    bits[0], bits[1], bits[2] = 0, most - (most >> 1), most  # 0.0, -0.0, a NaN
+    bits.flags.writeable = False
+    ours, theirs = np.ones((9, 3), width), np.ones((9, 3), width)
+    compiled_find_largest()(bits, ours)
+    find_largest(bits, theirs)
+    assert np.array_equal(ours, theirs)
+    assert np.array_equal(ours, (bits & (most >> 1)).max(axis=-1))
 
 
 @pytest.mark.parametrize(

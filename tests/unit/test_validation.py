@@ -22,7 +22,7 @@ from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Store
 from eagle3_data.validation.coverage import not_proven_of_batch
-from eagle3_data.validation.head import Head, Unknown, find_head, read_head
+from eagle3_data.validation.head import TIE_RELATIVE, Head, Unknown, find_head, read_head
 from eagle3_data.validation.judging import Judge
 from eagle3_data.validation.measuring import Measuring
 from eagle3_data.validation.verdict import AppliedProof
@@ -207,6 +207,45 @@ def test_a_tie_within_rounding_is_no_disagreement(batch: Fixture) -> None:
     assert head.disagreements(state, logits.argmax(-1)) == []
     assert head.disagreements(state, logits.argmin(-1)) == [0]
     assert head.disagreements(state * (1 + 2**-9), logits.argmax(-1)) == []
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_rounded_logits_decide_as_exact_ones_do(
+    batch: Fixture, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every token of states whose largest logits are nearly alike."""
+    monkeypatch.setattr("eagle3_data.validation.head.has_fast_bfloat16", lambda: fast)
+    weights = load_file(batch.target / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    nearness = torch.linspace(0.96, 1, VOCAB)[:, None]
+    weights["lm_head.weight"] = nearness * torch.randn(1, HIDDEN, generator=generator)
+    save_file({name: one.bfloat16() for name, one in weights.items()}, batch.target / "model.safetensors")
+    head = read_head(batch.target)
+    states = torch.randn(20, HIDDEN, generator=generator)
+    assert fast != torch.equal(head.log_probabilities(states), head.logits(states).log_softmax(-1))
+    logits = head.logits(states)
+    within = (
+        logits.max(-1, keepdim=True).values - logits
+        <= TIE_RELATIVE["bfloat16"] * logits.abs().max(-1, keepdim=True).values
+    )
+    assert within.float().mean() < 0.9
+    for token in range(VOCAB):
+        expected = torch.nonzero(~within[:, token])[:, 0].tolist()
+        assert head.disagreements(states, torch.full((20,), token)) == expected
+
+
+def test_the_greedy_tokens_of_several_batches_are_looked_at_together(
+    batch: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch.rewrite(torch.neg, 9)
+    measuring = Measuring(batch.store, IDENTITY, HIDDEN, read_head(batch.target))
+    monkeypatch.setattr("eagle3_data.validation.measuring.GREEDY_AT_ONCE", 10)
+    groups = [batch.samples[:4], batch.samples[4:4], batch.samples[4:]]
+    finished = measuring.finish([measuring.begin(group) for group in groups])
+    assert [[one.key for one in group] for group in finished] == [
+        [one.key for one in group] for group in groups
+    ]
+    assert [one.key for group in finished for one in group if one.rejected] == [batch.samples[9].key]
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 10**9])

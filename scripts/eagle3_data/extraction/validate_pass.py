@@ -16,12 +16,18 @@ from eagle3_data.passes.paths import PassPaths
 from eagle3_data.records.batch_index import BatchIndex
 from eagle3_data.records.run_paths import RunPaths
 from eagle3_data.store import Store
+from eagle3_data.store.magnitudes import compiled_find_largest, find_largest
 from eagle3_data.target import TargetDescription, require_described
 from eagle3_data.text import counted
 from eagle3_data.validation.head import find_head
 from eagle3_data.validation.measuring import Measuring
 from eagle3_data.validation.run import Subject, ValidationJob, validate
 from eagle3_data.validation.verdict import BatchVerdict, ValidationLedger
+
+ROUGH_BYTES = 2
+"""Of a number."""
+COMPILED_FROM_BYTES = 16 << 30
+"""Of states, for which numpy takes longer than it takes to compile."""
 
 
 def validate_pass(
@@ -57,7 +63,10 @@ def validate_pass(
         others = {batch: one for batch, one in fingerprints.items() if batch not in own}
         store = Store(extraction.store, identity.extraction_id)
         head = find_head(Path(description.path), target.trust_remote_code)
-        measuring = Measuring(store, identity, description.hidden_size, head, threads)
+        row_bytes = len(identity.layers) * description.hidden_size * ROUGH_BYTES
+        size = sum(index[subject.batch].tokens for subject in subjects) * row_bytes
+        find = compiled_find_largest() if size > COMPILED_FROM_BYTES else find_largest
+        measuring = Measuring(store, identity, description.hidden_size, head, threads, find)
         job = ValidationJob(run, number[0], extracted, subjects, others, ledger.replay)
         with store.in_use():
             outcomes = validate(job, measuring)

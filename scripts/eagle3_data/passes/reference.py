@@ -169,7 +169,7 @@ class ReferenceRun:
 
     def _open(self, candidate: Candidate) -> StoredSample:
         sample = next(one for one in self._file.samples(candidate.row_group) if one.key == candidate.key)
-        states, *_ = open_checked(sample, self._store, self._identity, self._target.hidden_size)
+        states = open_checked(sample, self._store, self._identity, self._target.hidden_size).states
         rows = min(LONGEST_ROWS, len(sample.token_ids))
         return StoredSample(sample.sample_id, sample.key, sample.token_ids, states, rows)
 

@@ -8,11 +8,16 @@ architecture's, not a formula of ours.
 
 With it the last stored state of a sample must give the greedy token the engine reported: proof that the
 last slot is the residual stream after the last layer, before the final norm, at the last position.
+
+lm_head is most of what validation computes. What may be off by the engine's own rounding is computed as the
+engine does, in bfloat16 where that is the weights' dtype and the processor has it: 6 times as fast on a core
+with AVX-512 BF16, for many states together. What rejects a sample is computed in float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +56,9 @@ class Head:
         return self._run(states)[1]
 
     def log_probabilities(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 [N, V] of the next token of states [N, H] before the final norm."""
-        return self.logits(states).log_softmax(dim=-1)
+        """float32 [N, V] of the next token of states [N, H] before the final norm, off by as much as the
+        engine's own."""
+        return self._run(states, rounded=True)[1].log_softmax(dim=-1)
 
     @property
     def vocab_size(self) -> int:
@@ -62,19 +68,32 @@ class Head:
         """Indices n where `greedy` [N] is neither the arg max of the logits of `states` [N, H], stored in
         `dtype`, nor within rounding of it, and those of degenerate states: their norm overflows, or every
         token has the same logit."""
-        normalized, logits = self._run(states)
+        tolerance = TIE_RELATIVE[dtype]
+        # rounding takes less than half of the tolerance, so what agrees within the other half does so exactly
+        doubtful = ~self._agree(states, greedy, tolerance / 2, rounded=True)
+        if doubtful.any():
+            doubtful[doubtful.clone()] = ~self._agree(states[doubtful], greedy[doubtful], tolerance)
+        return [int(n) for n in torch.nonzero(doubtful)[:, 0]]
+
+    def _agree(
+        self, states: torch.Tensor, greedy: torch.Tensor, tolerance: float, rounded: bool = False
+    ) -> torch.Tensor:
+        """Whether `greedy` [N] has the largest logit, or one that is less by `tolerance` of the largest
+        magnitude, and the states [N, H] are not degenerate: bool [N]."""
+        normalized, logits = self._run(states, rounded)
         best, least = logits.max(dim=-1).values, logits.min(dim=-1).values
         known = (greedy >= 0) & (greedy < logits.shape[1])
         reported = logits.gather(1, torch.where(known, greedy, 0)[:, None])[:, 0]
-        agrees = (
+        agrees: torch.Tensor = (
             known
-            & (best - reported <= TIE_RELATIVE[dtype] * logits.abs().max(dim=-1).values)
+            & (best - reported <= tolerance * torch.maximum(best.abs(), least.abs()))
             & (best > least)
             & states.float().pow(2).sum(dim=-1).isfinite()
             & normalized.isfinite().all(dim=-1)
-            & logits.isfinite().all(dim=-1)
+            & best.isfinite()
+            & least.isfinite()
         )
-        return [int(n) for n in torch.nonzero(~agrees)[:, 0]]
+        return agrees
 
     def used_after_the_layers(self, hidden_size: int) -> set[nn.Module]:
         """The modules that are called between the last layer and the logits. Raises InputError where the
@@ -105,8 +124,9 @@ class Head:
             f" {hidden_size} numbers alone"
         ) from failure
 
-    def _run(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What enters lm_head [N, H] and the logits [N, V]."""
+    def _run(self, states: torch.Tensor, rounded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """What enters lm_head [N, H] and the logits [N, V]; `rounded`: as the engine's are."""
+        self._projection.rounds = rounded
         self._layers.states, self._layers.passed = states.float()[:, None], False
         token_ids = torch.zeros(len(states), 1, dtype=torch.long)
         with torch.no_grad():
@@ -189,6 +209,12 @@ def _drop_weights(model: nn.Module) -> None:
             setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
 
+@cache
+def has_fast_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 matrices; else torch does so one number at a time."""
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class _Layers:
     """Stored states in place of what the decoder layers give."""
 
@@ -211,10 +237,12 @@ class _EnteredHead(Exception):  # noqa: N818  nothing is wrong
 
 
 class _Projection(nn.Module):
-    """lm_head, computed in float32 in blocks of its rows; remembers what entered it."""
+    """lm_head, computed in float32 in blocks of its rows, or in its own dtype; remembers what entered it."""
 
     stops = False
     """Whether the forward ends here."""
+    rounds = False
+    """Whether bfloat16 will do."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -229,5 +257,9 @@ class _Projection(nn.Module):
         self.entered = states
         if self.stops:
             raise _EnteredHead
-        logits = torch.cat([states.float() @ rows.float().T for rows in self.rows.split(BLOCK_ROWS)], dim=-1)
+        if self.rounds and self.rows.dtype == torch.bfloat16 and has_fast_bfloat16():
+            logits = nn.functional.linear(states.to(torch.bfloat16), self.rows).float()
+        else:
+            blocks = [states.float() @ rows.float().T for rows in self.rows.split(BLOCK_ROWS)]
+            logits = torch.cat(blocks, dim=-1)
         return logits if self.bias is None else logits + self.bias

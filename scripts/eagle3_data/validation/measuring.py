@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.samples import Sample
 from eagle3_data.store import Store
+from eagle3_data.store.magnitudes import FindLargest, find_largest
 from eagle3_data.validation.head import Head, Unknown
 from eagle3_data.validation.measured import Measured
 from eagle3_data.validation.reading import LastSlot, Reading, read_sample
@@ -21,6 +22,23 @@ from eagle3_data.validation.token_loss import TokenLoss, measure
 SAMPLES_AT_ONCE = 8
 """Their tested rows go through the head together: 256 rows for each block of lm_head."""
 GREEDY_AT_ONCE = 256
+"""Samples whose last states go through the head together: with fewer, reading lm_head takes longer than what
+is computed with it."""
+GREEDY_FAULT = (
+    "greedy-token: the engine's next token was {token}, but its last state does not give it; the last slot is"
+    " not the state after the last layer, before the final norm, at the last token"
+)
+
+
+@dataclass
+class Begun:
+    """Samples of which the greedy tokens are still to be looked at: those at `places` among the measured, by
+    their last states [H] float32 and the engine's next tokens."""
+
+    measured: list[Measured] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    last_states: list[np.ndarray] = field(default_factory=list)
+    greedy_tokens: list[int] = field(default_factory=list)
 
 
 class Measuring:
@@ -33,26 +51,51 @@ class Measuring:
         hidden_size: int,
         head: Head | Unknown,
         threads: int = 1,
+        find_largest: FindLargest = find_largest,
     ) -> None:
         self.store, self.identity, self.head = store, identity, head
-        self.threads, self._hidden_size = threads, hidden_size
+        self.threads, self._hidden_size, self._find_largest = threads, hidden_size, find_largest
 
     def measure(self, samples: Sequence[Sample]) -> list[Measured]:
         """Raises StorageError where a sample may not be read: that rejects nothing."""
-        measured: list[Measured] = []
-        last_states: dict[int, tuple[np.ndarray, int]] = {}
+        return self.finish([self.begin(samples)])[0]
+
+    def begin(self, samples: Sequence[Sample]) -> Begun:
+        """All but the greedy tokens, which take lm_head once for however many samples. Raises StorageError
+        where a sample may not be read: that rejects nothing."""
+        begun = Begun()
         with ThreadPoolExecutor(self.threads, "validate") as pool:
             for few, readings in self._read(pool, samples):
                 losses = iter(self._losses([one.last_slot for one in readings if one.last_slot]))
                 for sample, reading in zip(few, readings, strict=True):
                     if reading.last_slot:
-                        last = reading.last_slot.states[-1].copy(), reading.last_slot.greedy_token
-                        last_states[len(measured)] = last
+                        begun.places.append(len(begun.measured))
+                        begun.last_states.append(reading.last_slot.states[-1].copy())
+                        begun.greedy_tokens.append(reading.last_slot.greedy_token)
                     loss = next(losses) if reading.last_slot else None
-                    measured.append(_measured(sample, reading, loss))
-        for place, reason in self._greedy_faults(last_states).items():
-            measured[place] = replace(measured[place], rejected=reason)
-        return measured
+                    begun.measured.append(_measured(sample, reading, loss))
+        return begun
+
+    def finish(self, groups: Sequence[Begun]) -> list[list[Measured]]:
+        """The samples of each group, the greedy tokens of all looked at together."""
+        finished = [list(group.measured) for group in groups]
+        if isinstance(self.head, Unknown):
+            return finished
+        owners = [(n, place) for n, group in enumerate(groups) for place in group.places]
+        states = [state for group in groups for state in group.last_states]
+        greedy = [token for group in groups for token in group.greedy_tokens]
+        dtype = self.identity.stored_dtype
+        for first in range(0, len(owners), GREEDY_AT_ONCE):
+            some = slice(first, first + GREEDY_AT_ONCE)
+            wrong = self.head.disagreements(
+                torch.from_numpy(np.stack(states[some])), torch.tensor(greedy[some])
+            )
+            for n in (first + one for one in wrong):
+                group, place = owners[n]
+                finished[group][place] = replace(
+                    finished[group][place], rejected=GREEDY_FAULT.format(token=greedy[n])
+                )
+        return finished
 
     def _read(
         self, pool: ThreadPoolExecutor, samples: Sequence[Sample]
@@ -69,7 +112,7 @@ class Measuring:
             yield waiting[0], [future.result() for future in waiting[1]]
 
     def _read_one(self, sample: Sample) -> Reading:
-        return read_sample(sample, self.store, self.identity, self._hidden_size)
+        return read_sample(sample, self.store, self.identity, self._hidden_size, self._find_largest)
 
     def _losses(self, last_slots: list[LastSlot]) -> list[TokenLoss | None]:
         if isinstance(self.head, Unknown) or not any(len(one.rows) for one in last_slots):
@@ -83,24 +126,6 @@ class Measuring:
             )
             for one, (start, end) in zip(last_slots, pairwise(ends), strict=True)
         ]
-
-    def _greedy_faults(self, last_states: dict[int, tuple[np.ndarray, int]]) -> dict[int, str]:
-        """By the place of a sample, why its last state [H] is not what gives the engine's next token."""
-        faults: dict[int, str] = {}
-        if isinstance(self.head, Unknown):
-            return faults
-        places = list(last_states)
-        for first in range(0, len(places), GREEDY_AT_ONCE):
-            some = places[first : first + GREEDY_AT_ONCE]
-            states = torch.from_numpy(np.stack([last_states[place][0] for place in some]))
-            greedy = [last_states[place][1] for place in some]
-            for n in self.head.disagreements(states, torch.tensor(greedy), self.identity.stored_dtype):
-                faults[some[n]] = (
-                    f"greedy-token: the engine's next token was {greedy[n]}, but its last state does not give"
-                    " it; the last slot is not the state after the last layer, before the final norm, at the"
-                    " last token"
-                )
-        return faults
 
 
 def _measured(sample: Sample, reading: Reading, loss: TokenLoss | None) -> Measured:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -13,14 +13,16 @@ from eagle3_data.identity import ExtractionIdentity
 from eagle3_data.records.checksum import file_checksum
 from eagle3_data.samples import Sample
 from eagle3_data.store import Sidecar, Store
+from eagle3_data.store.magnitudes import FindLargest, find_largest
 from eagle3_data.store.states import NumberCheck, States, open_states, structure_problems
 from eagle3_data.validation.coverage import NUMBERS, STRUCTURE
 from eagle3_data.validation.token_loss import tested_rows
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 20
 """Hashed and looked at while it is in the processor's cache."""
-RELEASED_BYTES = 32 << 20
+RELEASED_BYTES = 8 << 20
 """Of a mapped file, what is kept in memory at a time."""
+NO_ROWS = np.empty(0, int)
 NORM_ROWS = 16
 """Of a sample, evenly spaced, whose norms enter the table."""
 NEAR_ZERO_OCTAVES = 10
@@ -59,32 +61,64 @@ class Reading:
     last_slot: LastSlot | None = None
 
 
-def read_sample(sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int) -> Reading:
+def read_sample(
+    sample: Sample,
+    store: Store,
+    identity: ExtractionIdentity,
+    hidden_size: int,
+    find_largest: FindLargest = find_largest,
+) -> Reading:
     """Memory does not depend on the sample's length. Raises StorageError where a file may not be read: that
     rejects nothing."""
     try:
-        return _read(sample, store, identity, hidden_size)
+        return _read(sample, store, identity, hidden_size, find_largest)
     except SampleError as error:
         cause = f" ({message_of(error.__cause__)})" if error.__cause__ else ""
         return Reading(problem=message_of(error) + cause)
 
 
-def _read(sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int) -> Reading:
-    states, sidecar, largest = open_checked(sample, store, identity, hidden_size)
+def _read(
+    sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int, find_largest: FindLargest
+) -> Reading:
+    tokens = len(sample.token_ids)
+    tested, some = tested_rows(sample.key, tokens), _evenly(tokens)
+    rows = np.union1d(np.append(tested, tokens - 1), some)
+    checked = open_checked(sample, store, identity, hidden_size, rows, find_largest)
+    tested_and_last = np.append(np.searchsorted(rows, tested), len(rows) - 1)
     return Reading(
-        size_bytes=sidecar.size_bytes,
-        last_row=xxhash.xxh3_64_intdigest(states.bits[-1].tobytes()),
-        slots=_sizes(states, largest),
-        last_slot=_last_slot(sample, states, sidecar),
+        size_bytes=checked.sidecar.size_bytes,
+        last_row=xxhash.xxh3_64_intdigest(checked.rows.bits[-1].tobytes()),
+        slots=_sizes(checked.rows.values(np.searchsorted(rows, some)), checked),
+        last_slot=LastSlot(
+            checked.rows.values(tested_and_last, -1),
+            tested,
+            checked.states.token_ids[tested + 1],
+            checked.sidecar.greedy_token,
+        ),
     )
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A stored sample whose structure, numbers and checksum are right. `largest` [T, layers] is each row's
+    largest magnitude, as bits; `rows` are copies of the rows that were asked for."""
+
+    states: States
+    sidecar: Sidecar
+    largest: np.ndarray
+    rows: States
+
+
 def open_checked(
-    sample: Sample, store: Store, identity: ExtractionIdentity, hidden_size: int
-) -> tuple[States, Sidecar, np.ndarray]:
-    """The states of a stored sample, its sidecar, and each row's largest magnitude, as bits [T, layers].
-    Raises SampleError where sidecar, checksum, structure or numbers are not as they must be, StorageError
-    where the sample may not be read."""
+    sample: Sample,
+    store: Store,
+    identity: ExtractionIdentity,
+    hidden_size: int,
+    rows: np.ndarray = NO_ROWS,
+    find_largest: FindLargest = find_largest,
+) -> Checked:
+    """Read the states of a stored sample, and keep some `rows`, ascending. Raises SampleError where sidecar,
+    checksum, structure or numbers are not as they must be, StorageError where the sample may not be read."""
     path = store.states_path(sample.key)
     try:
         sidecar, states = store.read_sidecar(sample.key), open_states(path)
@@ -95,12 +129,12 @@ def open_checked(
     problems = structure_problems(
         states, sample.token_ids, len(identity.layers), hidden_size, identity.stored_dtype
     )
-    proof = STRUCTURE
     if problems or states.file is None:
-        checksum, largest = file_checksum(path), np.zeros((0, 0))
+        proof, look = STRUCTURE, None
+        checksum = file_checksum(path)
     else:
-        checksum, check = _look(states, states.file)
-        proof, problems, largest = NUMBERS, check.problems(), check.largest
+        proof, look = NUMBERS, _Look(states, rows, find_largest)
+        checksum, problems = look.through(states.file), look.check.problems()
     if path.stat().st_size != sidecar.size_bytes or checksum != sidecar.xxh3_128:
         raise SampleError(f"checksum: {path.name} is not the file that was committed")
     if states.provenance.get("extraction_id") != identity.extraction_id:
@@ -108,42 +142,55 @@ def open_checked(
         problems.append(
             ("wrong-extraction", f"the file says extraction id {told}, expected {identity.extraction_id}")
         )
-    if problems:
+    if problems or look is None:
         raise SampleError(f"{proof}: " + "; ".join(f"{name}: {message}" for name, message in problems))
-    return states, sidecar, largest
+    scales = None if states.scales is None else states.scales[rows]
+    kept = replace(states, bits=look.kept, scales=scales, file=None)
+    return Checked(states, sidecar, look.check.largest, kept)
 
 
-def _look(states: States, file: mmap.mmap) -> tuple[str, NumberCheck]:
-    """The file's checksum, and its numbers looked at."""
-    digest, check = xxhash.xxh3_128(), NumberCheck(states)
-    whole, end = memoryview(file), states.begin + states.bits.nbytes
-    digest.update(whole[: states.begin])
-    row_bytes = max(1, states.bits[:1].nbytes)
-    step = max(1, BLOCK_BYTES // row_bytes)
-    release = max(1, RELEASED_BYTES // (step * row_bytes))
-    for number, start in enumerate(range(0, len(states.bits), step)):
-        digest.update(states.bits[start : start + step].data)
-        check.take(start, start + step)
-        if number % release == release - 1:
-            file.madvise(mmap.MADV_DONTNEED)
-    digest.update(whole[end:])
-    return digest.hexdigest(), check
+class _Look:
+    """Everything that one read of a mapped file gives, block by block, each while it is in the cache."""
+
+    def __init__(self, states: States, rows: np.ndarray, find_largest: FindLargest) -> None:
+        self._states, self._rows = states, rows
+        self.check = NumberCheck(states, find_largest)
+        self.kept = np.empty((len(rows), *states.bits.shape[1:]), states.bits.dtype)
+
+    def through(self, file: mmap.mmap) -> str:
+        """Look at the numbers, and keep rows; returns the checksum of the file."""
+        bits, begin = self._states.bits, self._states.begin
+        digest, whole = xxhash.xxh3_128(), memoryview(file)
+        digest.update(whole[:begin])
+        row_bytes = max(1, bits[:1].nbytes)
+        step = max(1, BLOCK_BYTES // row_bytes)
+        release = max(1, RELEASED_BYTES // (step * row_bytes))
+        wanted = np.searchsorted(self._rows, range(0, len(bits) + step, step)).tolist()
+        for number, start in enumerate(range(0, len(bits), step)):
+            digest.update(bits[start : start + step].data)
+            self.check.take(start, start + step)
+            first, last = wanted[number : number + 2]
+            if first < last:
+                self.kept[first:last] = bits[self._rows[first:last]]
+            if number % release == release - 1:
+                file.madvise(mmap.MADV_DONTNEED)
+        digest.update(whole[begin + bits.nbytes :])
+        return digest.hexdigest()
 
 
-def _sizes(states: States, largest: np.ndarray) -> tuple[SlotSizes, ...]:
-    some = np.unique(np.linspace(0, len(states.bits) - 1, NORM_ROWS).astype(int))
-    values = states.values(some)
+def _evenly(tokens: int) -> np.ndarray:
+    """The rows whose norms enter the table."""
+    return np.unique(np.linspace(0, tokens - 1, NORM_ROWS).astype(int))
+
+
+def _sizes(values: np.ndarray, checked: Checked) -> tuple[SlotSizes, ...]:
+    """Of the slots, by the `values` [rows, layers, H] of some rows, and the largest magnitudes of all."""
     norms = np.sqrt(np.einsum("tlh,tlh->tl", values, values))
     quantiles = np.quantile(norms, (0.05, 0.5, 0.95), axis=0).T
-    magnitudes, octave = states.magnitudes(largest)
-    near_zero = (magnitudes + (NEAR_ZERO_OCTAVES << octave) < np.median(magnitudes, axis=0)).sum(axis=0)
+    magnitudes, octave = checked.states.magnitudes(checked.largest)
+    middle = np.sort(magnitudes.T, axis=1)[:, len(magnitudes) // 2]
+    near_zero = (magnitudes + (NEAR_ZERO_OCTAVES << octave) < middle).sum(axis=0)
     return tuple(
         SlotSizes((float(low), float(middle), float(high)), int(count))
         for (low, middle, high), count in zip(quantiles, near_zero, strict=True)
     )
-
-
-def _last_slot(sample: Sample, states: States, sidecar: Sidecar) -> LastSlot:
-    rows = tested_rows(sample.key, len(sample.token_ids))
-    values = states.values(np.append(rows, len(sample.token_ids) - 1), -1)
-    return LastSlot(values, rows, states.token_ids[rows + 1].copy(), sidecar.greedy_token)

@@ -17,7 +17,7 @@ from eagle3_data.validation.coverage import not_proven_of_batch
 from eagle3_data.validation.head import Unknown
 from eagle3_data.validation.judging import Judge
 from eagle3_data.validation.measured import Measured, TableHeader, find_table, write_table
-from eagle3_data.validation.measuring import Measuring
+from eagle3_data.validation.measuring import GREEDY_AT_ONCE, Begun, Measuring
 from eagle3_data.validation.shared_prefix import PrefixIndex
 from eagle3_data.validation.verdict import BatchVerdict
 
@@ -51,41 +51,74 @@ class ValidationJob:
     replay: Replay | None
 
 
+@dataclass(frozen=True)
+class _BegunBatch:
+    """A batch that is read, whose greedy tokens go through lm_head together with those of others."""
+
+    batch: str
+    header: TableHeader
+    begun: Begun
+
+
 def validate(job: ValidationJob, measuring: Measuring) -> dict[str, str]:
     """Write the verdict of every batch. Returns, for each, why there is none, or an empty text."""
     outcomes: dict[str, str] = {}
     measured: dict[str, tuple[TableHeader, list[Measured]]] = {}
     file = SampleFile(job.run.samples)
+    begun: list[_BegunBatch] = []
     with Progress("validation", "batches", len(job.subjects)) as progress:
         for subject in job.subjects:
             try:
-                measured[subject.batch] = _measured(job, subject, measuring, file)
+                if found := _find_measured(job, subject, measuring):
+                    measured[subject.batch] = found
+                else:
+                    begun.append(_begin(job, subject, measuring, file))
                 outcomes[subject.batch] = ""
             except Eagle3DataError as error:
                 outcomes[subject.batch] = headline(error)
                 say(f"batch {subject.batch} is not validated: {headline(error)}")
+            if sum(len(one.begun.places) for one in begun) >= GREEDY_AT_ONCE:
+                measured |= _finish(job, measuring, begun)
+                begun = []
             progress.add(failed=bool(outcomes[subject.batch]))
+    measured |= _finish(job, measuring, begun)
     if measured:
         _judge(job, measuring, measured, file)
     return outcomes
 
 
-def _measured(
-    job: ValidationJob, subject: Subject, measuring: Measuring, file: SampleFile
-) -> tuple[TableHeader, list[Measured]]:
-    path = job.run.validation_table(subject.batch)
-    unknown = measuring.head.reason if isinstance(measuring.head, Unknown) else ""
-    found = find_table(path, subject.fingerprint)
+def _find_measured(
+    job: ValidationJob, subject: Subject, measuring: Measuring
+) -> tuple[TableHeader, list[Measured]] | None:
+    """What a job that was killed has measured of the batch as this pass extracted it."""
+    found = find_table(job.run.validation_table(subject.batch), subject.fingerprint)
     record = BatchVerdict.find(job.run.validation_record(subject.batch))
     is_new = not (record and record.extracted == job.extracted)
-    if found and is_new and (found[0].extracted, found[0].unknown_head) == (job.extracted, unknown):
-        return found  # by a job that was killed
+    is_same = found and (found[0].extracted, found[0].unknown_head) == (job.extracted, _unknown(measuring))
+    return found if is_new and is_same else None
+
+
+def _begin(job: ValidationJob, subject: Subject, measuring: Measuring, file: SampleFile) -> _BegunBatch:
     now = measuring.store.now()
-    header = TableHeader(subject.fingerprint, job.extracted, int(now * 1e9) if now > 0 else 0, unknown)
+    measured_at_ns = int(now * 1e9) if now > 0 else 0
+    header = TableHeader(subject.fingerprint, job.extracted, measured_at_ns, _unknown(measuring))
     samples = [one for one in file.samples(subject.row_group) if one.key not in subject.left_out]
-    measured = measuring.measure(samples)
-    write_table(path, header, measured, measuring.identity.layers)
-    return header, measured
+    return _BegunBatch(subject.batch, header, measuring.begin(samples))
+
+
+def _finish(
+    job: ValidationJob, measuring: Measuring, begun: Sequence[_BegunBatch]
+) -> dict[str, tuple[TableHeader, list[Measured]]]:
+    """Write the tables of these batches."""
+    finished = measuring.finish([one.begun for one in begun])
+    for one, samples in zip(begun, finished, strict=True):
+        path = job.run.validation_table(one.batch)
+        write_table(path, one.header, samples, measuring.identity.layers)
+    return {one.batch: (one.header, samples) for one, samples in zip(begun, finished, strict=True)}
+
+
+def _unknown(measuring: Measuring) -> str:
+    return measuring.head.reason if isinstance(measuring.head, Unknown) else ""
 
 
 def _judge(
