@@ -157,7 +157,7 @@ def test_what_a_writer_of_another_machine_left_goes_when_it_is_old_and_what_a_li
 def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(
     fast: Workflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast.config["extraction"]["stop_before_end_s"] = 30
+    fast.config["extraction"]["stop_before_end_s"] = 60
     fast.config["tokenization"]["max_length"] = fast.config["extraction"]["in_flight_tokens"] = (
         64  # one sample at a time
     )
@@ -166,7 +166,7 @@ def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(
     def stops() -> bool:
         return "stopping: the job's walltime ends in" in (fast.directory / "pass.log").read_text()
 
-    for walltime_s in (45, 90, 180):  # the shortest in which this machine extracts so many samples
+    for walltime_s in (75, 120, 210):  # the shortest in which this machine extracts so many samples
         monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + walltime_s))
         before = len(fast.stored())
         supervisor = fast.start_pass()
@@ -183,6 +183,8 @@ def test_a_pass_stops_before_the_walltime_ends_and_a_later_one_goes_on(
     assert "walltime ends in" in ledger["failure"]["message"]
     assert before + ledger["samples_extracted"] == HALF + 1, "the engine finishes the sample it has"
     assert "failed" not in {outcome["state"] for outcome in ledger["batches"].values()}
+    assert len(ledger["replay"]["samples"]) == ledger["samples_extracted"]
+    assert ledger["replay"]["unfinished"] == "", "there is time for it"
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     fast.faults = {}
     assert fast.run_pass("002")["samples_extracted"] == 10 - HALF - 1

@@ -227,7 +227,12 @@ class Extraction(Section):
         description=("The pass stops cleanly when the store's file system has less free space than this."),
     )
     stop_before_end_s: float = Field(
-        120, ge=0, description="In a SLURM job, the pass stops cleanly this long before the walltime ends."
+        120,
+        ge=0,
+        description=(
+            "In a SLURM job, the pass stops cleanly this long before the walltime ends; the first half is for"
+            " the replay."
+        ),
     )
     max_failed_fraction: float = Field(
         0,

@@ -38,6 +38,7 @@ from eagle3_data.validation.differences import NUMBERS, Difference, describe_dif
 from eagle3_data.validation.likeness import TOLERANCES, row_errors, wrong_rows
 
 LOOK_S = 0.2
+STOPPED = "the pass was stopped, or its walltime was nearly over"
 
 
 def choose(lengths: Mapping[str, int], number: int, step_tokens: int | None, seed: str) -> list[str]:
@@ -183,8 +184,8 @@ class Replaying:
 
     def _ask(self, engine: EngineProcess, request: Request) -> None:
         """Have the engine compute a sample. Raises _EndError where it does not."""
-        if self._stop.is_near():
-            raise _EndError("the pass was stopping")
+        if not self._stop.spares_time():
+            raise _EndError(STOPPED)
         engine.send(request)
         deadline = time.monotonic() + self._settings.stall_timeout_s
         while time.monotonic() < deadline:
@@ -197,8 +198,8 @@ class Replaying:
                 raise _EndError(f"the engine refused sample {request.key}: {event.failure.summary}")
             if isinstance(event, Fatal):
                 raise _EndError(f"the engine died: {engine.explain(event.failure).summary}")
-            if self._stop.now.is_set():
-                raise _EndError("the pass was stopped")
+            if not self._stop.spares_time():
+                raise _EndError(STOPPED)
         raise _EndError(f"the engine hangs: no answer within {self._settings.stall_timeout_s:g} s")
 
 

@@ -241,6 +241,7 @@ class PassRun(StripeRun):
         if differences := self._replaying.differences:
             replayed = len(self._replay.samples)
             self._failure = self._rejection.take_back(self._outcomes, differences, replayed)
+            self._stop.failure = self._failure  # outweighs that the walltime ends
             warn(self._failure.render())
 
     # ---- the ledger

@@ -90,7 +90,7 @@ class Feeding:
                 self._work()
             self.ended_at = time.time()
             if self._engine is not None and self.failure is None and not self._stop.now.is_set():
-                if self._stop.failure is None:
+                if self._stop.spares_time():
                     self._at_end(self._engine)
                 self._engine.close(self._stop.now)
         finally:

@@ -35,6 +35,8 @@ class Stop:
         self.failure: Failure | None = None
         self._end_at = job_end_time()
         self._looked_at = 0.0
+        self._is_walltime = False
+        """Whether the end of the walltime is why the pass stops."""
 
     def listen(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -61,6 +63,19 @@ class Stop:
             self._look()
         return self.failure is not None
 
+    def spares_time(self) -> bool:
+        """Whether a pass that has nothing left to extract may look at what it has: also in the first half of
+        the time that is kept before the end of the walltime."""
+        if self.now.is_set():
+            return False
+        if not self.is_near():
+            return True
+        return (
+            self._is_walltime
+            and self._end_at is not None
+            and time.time() < self._end_at - self._before_end_s / 2
+        )
+
     def no_room(self, message: str) -> None:
         self._because(StorageError, f"{message}; make room and run the same command again")
 
@@ -73,6 +88,7 @@ class Stop:
             )
             self.no_room(message)
         elif self._end_at is not None and time.time() > self._end_at - self._before_end_s:
+            self._is_walltime = True
             self._because(
                 EngineError,
                 f"the job's walltime ends in {max(0, self._end_at - time.time()):.0f} s; run the same"
