@@ -197,7 +197,7 @@ def show_causes(status: RunStatus, refusals: list[str], failed: bool) -> None:
         logs += [status.rule, status.rule.replace("_pass", "_batch")]
     past_extraction = failed and states <= {"extracted", "validated"}
     if "rejected" in states or (past_extraction and "extracted" in states):
-        logs += ["validate_batch"]
+        logs += ["validate_pass", "validate_batch"]
     if wrong:
         logs += ["prove_target.log"]
     elif past_extraction and "extracted" not in states:

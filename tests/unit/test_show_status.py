@@ -206,7 +206,7 @@ def test_rejections_are_causes_also_of_batches_that_no_pass_had_to_extract(tmp_p
         "  2 samples: rejected by validation: unreadable: a.safetensors is torn\n  1 sample: rejected by"
         " validation: checksum" in told
     )
-    assert "logs/test/validate_batch" in told
+    assert "logs/test/validate_pass, logs/test/validate_batch" in told
     assert "logs: logs/test\n" not in told
 
 
@@ -345,7 +345,7 @@ def test_a_run_that_failed_past_the_extraction_says_where_to_look_and_what_to_ca
     assert "  logs: logs/test/assemble_training_set.log\n" in told
     assert f"\n    {COMMAND}\n" in told
     (records.results / "validation/00001.json").unlink()
-    assert "  logs: logs/test/validate_batch\n" in records.status(
+    assert "  logs: logs/test/validate_pass, logs/test/validate_batch\n" in records.status(
         "--extraction-id", NOW, "--failed", "--part", "summary", command=COMMAND
     )
 
