@@ -182,7 +182,7 @@ class MadeRun:
     def _store(self, row: int) -> int:
         ids = self.ids(row)
         part = self.store.directory / "part"
-        write_states(part, self.states(row), ids, self.identity.stored_dtype)
+        write_states(part, self.states(row), ids, self.identity.stored_dtype, self.identity.extraction_id)
         size = part.stat().st_size
         self.store.commit(
             sample_key(ids),
@@ -205,17 +205,19 @@ class MadeRun:
         BatchVerdict.from_json(facts).write(self.run.verdict(batch))
 
 
-def write_states(path: Path, states: torch.Tensor, ids: list[int], dtype: str) -> None:
+def write_states(
+    path: Path, states: torch.Tensor, ids: list[int], dtype: str, extraction_id: str = ""
+) -> None:
     """A states file in the store's form."""
+    metadata = {"provenance": json.dumps({"of": "a test", "extraction_id": extraction_id})}
     if dtype == "float32":
         tensors = {"hidden_states": states.numpy(), "token_ids": np.array(ids, np.int64)}
-        path.write_bytes(save_numpy(tensors, metadata={"provenance": json.dumps({"of": "a test"})}))
+        path.write_bytes(save_numpy(tensors, metadata=metadata))
     else:
         from safetensors.torch import save_file
 
         stored = stored_tensors(states.to(torch.bfloat16), dtype)
-        tensors = {**stored, "token_ids": torch.tensor(ids)}
-        save_file(tensors, path, metadata={"provenance": json.dumps({"of": "a test"})})
+        save_file({**stored, "token_ids": torch.tensor(ids)}, path, metadata=metadata)
 
 
 def _tensor(output: Any) -> torch.Tensor:
