@@ -37,8 +37,9 @@ WEAK, NOTHING = 1 / 3, 0.1
 nothing (docs/proofs.md has what right rows of the demo targets give)."""
 BELONGING = 0.75
 """Part of the run's median contrast from which rows are those of the place whose tokens they tell."""
-TRAINED_CONTRAST = 1.0
-"""Nats. Where the run's median is lower, the target does not predict these samples, and nothing is said."""
+TRAINED_CONTRAST = 2.5
+"""Nats. Where the run's median is lower, the target hardly predicts these samples, and nothing is said: among
+a hundred thousand places, one or the other is told by chance with a contrast of more than 1."""
 
 
 @dataclass(frozen=True)
