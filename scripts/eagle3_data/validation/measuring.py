@@ -87,14 +87,11 @@ class Measuring:
         dtype = self.identity.stored_dtype
         for first in range(0, len(owners), GREEDY_AT_ONCE):
             some = slice(first, first + GREEDY_AT_ONCE)
-            wrong = self.head.disagreements(
-                torch.from_numpy(np.stack(states[some])), torch.tensor(greedy[some])
-            )
-            for n in (first + one for one in wrong):
-                group, place = owners[n]
-                finished[group][place] = replace(
-                    finished[group][place], rejected=GREEDY_FAULT.format(token=greedy[n])
-                )
+            last = torch.from_numpy(np.stack(states[some]))
+            for n in self.head.disagreements(last, torch.tensor(greedy[some]), dtype):
+                group, place = owners[first + n]
+                reason = GREEDY_FAULT.format(token=greedy[first + n])
+                finished[group][place] = replace(finished[group][place], rejected=reason)
         return finished
 
     def _read(
