@@ -28,7 +28,8 @@ slurm-demo: development
 	    --config run=slurm-demo 'extraction={store: results/slurm-demo-store}' -- extract
 
 # Tests that share an engine or a SLURM cluster are one group (xdist_group), so that no two of them run at once.
-PYTEST = .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+# One process more than there are cores, since many tests wait: for a walltime, a deadline, a process that ends.
+PYTEST = .venv/bin/python -m pytest --numprocesses $$(( $$(nproc) + 1 )) --maxprocesses 4 --dist loadgroup
 
 test: lint
 	$(PYTEST) -m "not nightly"

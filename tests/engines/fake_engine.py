@@ -1,5 +1,6 @@
 """An engine for plumbing and fault injection: instant, deterministic, no model. Never used to claim anything
-about states.
+about states: they are drawn by chance, equal only where samples begin alike, and its next token is what the
+target's norm and head make of the last one, so that nothing a run validates speaks against them.
 
 Faults are read anew for every request from the JSON file named by FAKE_ENGINE_FAULTS:
 {"start": "message"}            the engine does not start
@@ -23,6 +24,7 @@ import json
 import os
 import signal
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ class FakeEngine:
             time.sleep(HOLD_LOOK_S)
         self._settings = settings
         self._hidden_size = json.loads((Path(settings.model_path) / "config.json").read_text())["hidden_size"]
+        self._head = norm_and_head(Path(settings.model_path) / "model.safetensors")
         self._waiting: list[Request] = []
 
     def submit(self, request: Request) -> None:
@@ -83,24 +86,62 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if name in now.get("hang", ()):
             time.sleep(1e6)
-        publish_states(request.states_path, lambda part: self._write(part, request, now))
-        return [Extracted(request.key, request.states_path, 0)]
+        bits = self._draw(request, now.get("wrong", {}).get(named(request)))
+        publish_states(request.states_path, lambda part: self._write(part, request, bits, now))
+        return [Extracted(request.key, request.states_path, self._next_token(bits[-1, -1]))]
 
-    def _write(self, part: str, request: Request, now: dict[str, Any]) -> None:
+    def _draw(self, request: Request, wrong: str | None) -> np.ndarray:
+        """bfloat16's bits, [T, L, H]."""
+        ids = np.array(request.token_ids, dtype=np.int64)
+        shape = (len(self._settings.layers), self._hidden_size)
+        bits, seed = np.zeros((len(ids), *shape), np.uint16), int(wrong == "other")
+        for row, token in enumerate(ids if wrong != "zeros" else ()):
+            seed = zlib.crc32(token.tobytes(), seed)
+            bits[row] = np.random.default_rng(seed).integers(0x3F00, 0x3FFF, shape, dtype=np.uint16)
+        return bits
+
+    def _next_token(self, state: np.ndarray) -> int:
+        if self._head is None:
+            return 0
+        norm, head = self._head
+        values = as_float32(state)
+        return int(np.argmax(head @ (values / np.sqrt(np.mean(values**2) + 1e-5) * norm)))
+
+    def _write(self, part: str, request: Request, bits: np.ndarray, now: dict[str, Any]) -> None:
         if number := now.get("write", {}).get(named(request)):
             raise OSError(number, os.strerror(number), part)
         wrong = now.get("wrong", {}).get(named(request))
-        shape = (len(request.token_ids), len(self._settings.layers), self._hidden_size)
-        generator = np.random.default_rng(int(request.key[:8], 16) + (wrong == "other"))
-        bits = generator.integers(0x3F00, 0x3FFF, shape, dtype=np.uint16) * (wrong != "zeros")
         ids = np.array(request.token_ids, dtype=np.int64) + (wrong == "ids")
         write_safetensors(
             Path(part),
-            {"hidden_states": ("BF16", bits.astype(np.uint16)), "token_ids": ("I64", ids)},
+            {"hidden_states": ("BF16", bits), "token_ids": ("I64", ids)},
             states_metadata(self._settings.provenance, request.key),
         )
 
     def close(self) -> None: ...
+
+
+def as_float32(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def norm_and_head(checkpoint: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Of tiny-llama, in one bfloat16 file."""
+    if not checkpoint.exists():
+        return None
+    content = checkpoint.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+
+    def read(name: str) -> np.ndarray:
+        begin, end = header[name]["data_offsets"]
+        bits = np.frombuffer(content[start + begin : start + end], np.uint16)
+        return as_float32(bits).reshape(header[name]["shape"])
+
+    names = ("model.norm.weight", "lm_head.weight")
+    if any(header.get(name, {}).get("dtype") != "BF16" for name in names):
+        return None
+    return read(names[0]), read(names[1])
 
 
 def write_safetensors(

@@ -22,7 +22,9 @@ class FaultyVllmEngine(VllmEngine):
         if message := faults().get("refuse", {}).get(request.key):
             raise SampleError(message)
         if request.key in faults().get("write", ()):
-            Path(f"{request.states_path}.part").mkdir()  # where vLLM's connector wants to write a file
+            Path(f"{request.states_path}.part").mkdir(
+                exist_ok=True
+            )  # where vLLM's connector wants to write a file
         super().submit(request)
         if request.key in faults().get("kill", ()):
             (core,) = multiprocessing.active_children()

@@ -1,6 +1,5 @@
 from integration.fixtures import (
     demo_run,
-    demo_run_float32,
     fast,
     finished,
     finished_template,
@@ -11,7 +10,6 @@ from integration.fixtures import (
 
 __all__ = [
     "demo_run",
-    "demo_run_float32",
     "fast",
     "finished",
     "finished_template",

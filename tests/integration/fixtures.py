@@ -66,7 +66,7 @@ def tokenized_template(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Pat
     def make(directory: Path) -> None:
         workflow = Workflow(directory, fast_config(tiny_llama))
         write_jsonl(directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
-        run = workflow.run("results/test/compatibility/report.json")
+        run = workflow.run("results/test/compatibility/report.json", "results/test/tokens/samples.html")
         assert run.returncode == 0, run.output
 
     return Workflow(made_once(tmp_path_factory, "tokenized", make), fast_config(tiny_llama))
@@ -138,18 +138,4 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Work
     run = workflow.run("all", timeout=1500)
     assert run.returncode == 0, run.output
     assert run.passes["001/0"]["model_loads"] == 1
-    return workflow
-
-
-@pytest.fixture(scope="session")
-def demo_run_float32(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Workflow:
-    """The demo in float32, validated: for exact comparison with transformers. Many a sample takes several
-    steps."""
-    workflow = Workflow(
-        tmp_path_factory.mktemp("demo-float32") / "run", demo_config(tiny_llama, dtype="float32")
-    )
-    workflow.config["compatibility"] = {"canary": "off"}
-    workflow.config["extraction"]["engine_arguments"]["max_num_batched_tokens"] = 256
-    run = workflow.run("validate", timeout=1500)
-    assert run.returncode == 0, run.output
     return workflow

@@ -168,6 +168,7 @@ def test_the_pair_of_the_story_fails_within_seconds_for_every_reason_with_both_p
     assert {f["level"] for f in report["findings"] if f["id"] == "discarded-result"} == {"warn"}
 
 
+@pytest.mark.nightly  # reads many releases
 def test_each_fault_of_the_pair_is_dated():
     question = Question((client("speculators==0.3.0"),), MODELS["deepseek"])
     versions = ("0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.13.0", "0.16.0", "0.17.0", "0.18.0")
@@ -241,6 +242,7 @@ def test_our_engine_fits_every_version_it_is_written_for(version, model):
     assert failures(version, OUR_ENGINE, model=model, tensor_parallel=8) == set()
 
 
+@pytest.mark.nightly  # reads many releases
 def test_our_engine_on_older_versions_fails_for_the_right_reasons():
     assert failures("0.24.0", OUR_ENGINE, model="kimi", tensor_parallel=8) == {"layer-not-captured"}
     assert failures("0.24.0", OUR_ENGINE, model="llama", tensor_parallel=8) == set()
@@ -344,6 +346,7 @@ def test_which_architectures_support_eagle3():
 
 
 # and 0.22 refuses an unsupported model only after its weights are loaded
+@pytest.mark.nightly  # reads many releases
 def test_model_types_were_listed_until_0_21():
     assert "model-type-refused" in failures("0.17.0", model="deepseek")
     assert "model-type-refused" not in failures("0.18.0", model="deepseek")
@@ -368,6 +371,7 @@ def test_most_architectures_of_the_newest_release_are_understood():
     assert len(understood) > 0.85 * len(capturing) > 100
 
 
+@pytest.mark.nightly  # reads many releases
 def test_hybrid_models_across_versions():
     """0.22 takes the slots of the states' own layer, and 0.24 those of the right group with the wrong block
     size; before, HMA was off."""

@@ -1,5 +1,5 @@
-"""Claims about the target's own answers, on real vLLM: the demo and conversations of several turns, from
-questions to a proven training set, compared with transformers token by token."""
+"""Claims about the target's own answers and their states, on real vLLM: the demo and conversations of
+several turns, from questions to a proven training set, compared with transformers token by token."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from integration.generated import (
     trained,
     turns,
 )
+from integration.parity import compare
 from integration.workflow import Workflow, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("vllm")]
 
+LAYERS = [2, 4, 5, 8]
 MAX_TOKENS = 48
-COMPARED = 30
+STEP = 64
+"""Tokens that vLLM computes at once: fewer than many a sample has."""
+COMPARED = 20
 """Turns that transformers generates again."""
 
 
@@ -58,8 +62,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Wor
         "looping_answers": "keep",
     }
     workflow.config["compatibility"] = {"canary": "off"}
-    write_jsonl(workflow.directory / "talks.jsonl", [talk(number, 3) for number in range(8)])
-    workflow.config["data"]["sources"][0]["limit"] = 20
+    workflow.config["extraction"]["engine_arguments"]["max_num_batched_tokens"] = STEP
+    write_jsonl(workflow.directory / "talks.jsonl", [talk(number, 3) for number in range(7)])
+    workflow.config["data"]["sources"][0]["limit"] = 14
     workflow.config["data"]["sources"].append({"path": "talks.jsonl"})
     run = workflow.run("all", timeout=1500)
     assert run.returncode == 0, run.output
@@ -79,6 +84,22 @@ def test_prompts_become_a_proven_training_set_with_one_load_for_each_pass(genera
     card = (generated.results / "training_set/README.md").read_text()
     assert f"the target's own, greedy, of at most {MAX_TOKENS} tokens" in card
     assert generated.run("all").nothing_done
+
+
+def test_in_float32_every_layer_of_every_sample_equals_transformers(generated: Workflow) -> None:
+    compared = compare(generated, LAYERS)
+    assert len(compared) == len(generated.stored())
+    assert max(error for one in compared for error in one.own()) < 1e-3
+    assert min(error for one in compared for error in one.neighbours()) > 0.2, (
+        "an off-by-one would go unnoticed"
+    )
+
+
+def test_what_took_several_steps_comes_out_the_same_alone(generated: Workflow) -> None:
+    replay = json.loads(generated.ledger("001").read_text())["replay"]
+    assert (len(replay["samples"]), replay["failed"], replay["unfinished"]) == (8, {}, "")
+    assert (replay["longest_step"], replay["crossing"] >= 2) == (STEP, True)
+    assert max(slot["max"] for slot in replay["slots"]) < 0.05
 
 
 def test_the_trained_ids_are_the_engines(generated: Workflow) -> None:
@@ -132,6 +153,7 @@ def ask(engine: EngineProcess, questions: list[Question]) -> dict[str, Done]:
     return done
 
 
+@pytest.mark.nightly  # a load of its own
 def test_what_is_drawn_depends_on_the_question_and_its_number_not_on_the_batch(
     generated: Workflow, sampling: EngineProcess
 ) -> None:
@@ -150,6 +172,7 @@ def test_what_is_drawn_depends_on_the_question_and_its_number_not_on_the_batch(
     )
 
 
+@pytest.mark.nightly  # a load of its own
 def test_a_prompt_that_fills_the_window_gets_what_fits_or_is_refused(
     generated: Workflow, sampling: EngineProcess
 ) -> None:

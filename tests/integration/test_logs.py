@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.workflow import TRANSFORMERS_ENGINE, Workflow
+from integration.workflow import Workflow
 
 # One group: its tests share a run that takes a minute to make.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("logs")]
@@ -73,10 +73,9 @@ EVERY_RULE_AND_FAULT = list(zip(RULES, cycle(FAULTS), strict=False))
 
 @pytest.fixture(scope="module")
 def assembled(tmp_path_factory: pytest.TempPathFactory, tokenized_template: Workflow) -> Workflow:
-    """The ten conversations through the transformers engine, to the assembled set, run from a copy of the
+    """The ten conversations, to the assembled set, run from a copy of the
     project."""
     workflow = tokenized_template.copy(tmp_path_factory.mktemp("assembled") / "run")
-    workflow.config["extraction"]["engine"] = TRANSFORMERS_ENGINE
     workflow.copy_project()
     run = workflow.run("all")
     assert run.returncode == 0, run.output

@@ -14,7 +14,6 @@ from integration.workflow import Run, Workflow
 
 pytestmark = pytest.mark.slow
 
-REAL_STATES = "faulty_transformers:FaultyTransformersEngine"
 BEFORE_EXTRACTION = [
     "target.json",
     "tokens/samples.parquet",
@@ -58,7 +57,6 @@ def test_each_file_that_is_lost_before_extraction_is_planned_again(finished: Wor
 
 
 def test_what_was_lost_or_emptied_between_the_stages_is_made_again_and_still_proven(fast: Workflow) -> None:
-    fast.config["extraction"]["engine"] = REAL_STATES
     for name in BEFORE_EXTRACTION[1:6]:
         (fast.results / name).unlink(missing_ok=True)
     run = fast.run("extract")

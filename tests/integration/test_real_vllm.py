@@ -62,15 +62,6 @@ def test_prefill_is_not_compiled_unless_it_is_asked_for(demo_run: Workflow) -> N
     assert (llm_arguments(asked)["enforce_eager"], llm_arguments(asked)["max_num_seqs"]) == (False, 8)
 
 
-def test_in_float32_every_layer_of_every_sample_equals_transformers(demo_run_float32: Workflow) -> None:
-    compared = compare(demo_run_float32, DEMO_LAYERS)
-    assert len(compared) == len(demo_run_float32.stored())
-    assert max(error for one in compared for error in one.own()) < 1e-3
-    assert min(error for one in compared for error in one.neighbours()) > 0.2, (
-        "an off-by-one would go unnoticed"
-    )
-
-
 def test_in_bfloat16_the_error_is_that_of_rounding(demo_run: Workflow) -> None:
     errors = [error for one in compare(demo_run, DEMO_LAYERS) for error in one.own()]
     print(f"bfloat16 relative errors: median {statistics.median(errors):.4f}, largest {max(errors):.4f}")
@@ -78,14 +69,12 @@ def test_in_bfloat16_the_error_is_that_of_rounding(demo_run: Workflow) -> None:
     assert max(errors) < 0.03
 
 
-def test_what_is_replayed_alone_comes_out_the_same(demo_run: Workflow, demo_run_float32: Workflow) -> None:
-    for workflow, step in ((demo_run, None), (demo_run_float32, 256)):
-        replay = json.loads(workflow.ledger("001").read_text())["replay"]
-        print(f"relative errors of the replay: {replay['slots']}")
-        assert (len(replay["samples"]), replay["failed"], replay["unfinished"]) == (8, {}, "")
-        assert max(slot["max"] for slot in replay["slots"]) < 0.05
-        assert step is None or (replay["longest_step"] == step and replay["crossing"] >= 2)
-        assert not list(workflow.directory.glob("results/store/*/incoming/*"))
+def test_what_is_replayed_alone_comes_out_the_same(demo_run: Workflow) -> None:
+    replay = json.loads(demo_run.ledger("001").read_text())["replay"]
+    print(f"relative errors of the replay: {replay['slots']}")
+    assert (len(replay["samples"]), replay["failed"], replay["unfinished"]) == (8, {}, "")
+    assert max(slot["max"] for slot in replay["slots"]) < 0.05
+    assert not list(demo_run.directory.glob("results/store/*/incoming/*"))
 
 
 def test_the_trainer_loads_the_set_and_takes_a_step(demo_run: Workflow) -> None:

@@ -126,7 +126,8 @@ def test_a_replay_that_cannot_be_made_costs_no_sample_and_the_ledger_says_so(
 
     ledger = json.loads(fast.ledger("001").read_text())
     assert told[end] in ledger["replay"]["unfinished"]
-    assert len(ledger["replay"]["samples"]) == (0 if end == "off" else 7)
+    last_words = {6, 7}  # an engine that dies may take the result before with it
+    assert len(ledger["replay"]["samples"]) in {"off": {0}, "engine": last_words}.get(end, {7})
     assert not ledger["replay"]["failed"]
     assert {outcome["state"] for outcome in ledger["batches"].values()} == {"complete"}
     assert len(fast.stored()) == 10

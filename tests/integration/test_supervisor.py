@@ -371,13 +371,13 @@ def test_devices_too_small_for_the_target_are_known_before_anything_is_loaded(
     assert not fast.log("extract_pass/001/0.engine.log")
 
 
+@pytest.mark.nightly  # four runs; that of a pass is killed every day
 def test_after_a_kill_of_snakemake_in_any_other_rule_unlock_and_the_same_command_go_on(
     tmp_path: Path, tiny_llama: Path
 ) -> None:
     """What the rule was making is there in the end, since its job outlives Snakemake, and Snakemake takes it
     for half a file."""
     workflow = Workflow(tmp_path / "run", fast_config(tiny_llama))
-    workflow.config["extraction"]["engine"] = "faulty_transformers:FaultyTransformersEngine"
     write_jsonl(workflow.directory / "data.jsonl", [conversation(number) for number in range(100, 110)])
     for log, made in (
         ("tokenize_dataset.log", "tokens/batches.json"),

@@ -40,7 +40,7 @@ def validated(
 
 
 def test_in_float32_every_layer_equals_transformers(tiny_kimi: Path, tmp_path: Path) -> None:
-    workflow, _ = validated(tmp_path, tiny_kimi, "inline", dtype="float32")
+    workflow, _ = validated(tmp_path, tiny_kimi, "off", rows=16, dtype="float32")
     proven = workflow.run("prove_target")
     assert proven.returncode == 0, proven.output
     reference = Reference.read(workflow.results / "reference.json")

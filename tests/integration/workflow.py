@@ -25,7 +25,6 @@ PATIENCE_S = 300
 """For what must happen; only a test that fails waits so long."""
 FAKE_ENGINE = "fake_engine:FakeEngine"
 FAKE_GENERATOR = "fake_generator:FakeGenerator"
-TRANSFORMERS_ENGINE = "eagle3_data.engines.transformers:TransformersEngine"
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def test_a_pass_goes_on_while_the_controller_restarts(held: SlurmWorkflow) -> No
     assert held.targets() == sorted(held.batches())
 
 
+@pytest.mark.nightly  # test_supervisor has the end of a walltime without a cluster
 def test_a_pass_stops_before_its_walltime_and_the_same_command_extracts_the_rest(held: SlurmWorkflow) -> None:
     held.config["tokenization"]["max_length"] = 64
     held.config["extraction"].update(
@@ -177,6 +178,7 @@ def test_two_jobs_of_four_devices_extract_a_pass_at_the_same_time(held: SlurmWor
     assert first["slurm_job_id"] != second["slurm_job_id"]
 
 
+@pytest.mark.nightly  # test_passes does so without a cluster
 def test_other_batch_sizes_on_the_same_store_submit_no_pass(cluster: Cluster, finished: Workflow) -> None:
     workflow = SlurmWorkflow(finished.directory, finished.config)
     workflow.cluster = cluster

@@ -129,7 +129,7 @@ def test_the_config_for_kimi_k2_5_plans_one_job_of_eight_devices_as_soon_as_its_
         "nodes": "1",
         "slurm_partition": "main",
     }
-    assert asked["mem_mb"] == "127033"
+    assert asked["mem_mb"] == "142065"
     assert 60 < int(asked["runtime"]) < 120
     local.config["compatibility"]["device_memory_gib"] = 40
     refused = local.run("results/kimi-k2.5/compatibility/report.json")

@@ -287,7 +287,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_build_that_is_killed_goes_on_and_gives_the_same(tmp_path: Path) -> None:
-    made = MadeRun(tmp_path / "made", random_states=True, rows=600)
+    made = MadeRun(tmp_path / "made", random_states=True, rows=256)
     script = tmp_path / "build.py"
     script.write_text(BUILD)
     command = [sys.executable, script, ROOT / "scripts", ROOT / "tests", made.directory]

@@ -127,9 +127,13 @@ def model_arguments(settings: LoadSettings, max_model_len: int) -> JsonObject:
 
 def llm_arguments(settings: EngineSettings) -> JsonObject:
     """All arguments of `vllm.LLM` for extraction."""
+    arguments = model_arguments(settings, settings.max_length + 1)  # vLLM wants room for one generated token
+    sequences: int = PREFILL["max_num_seqs"]
     return {
         **PREFILL,
-        **model_arguments(settings, settings.max_length + 1),  # vLLM wants room for one generated token
+        # vLLM refuses more sequences than a step has tokens
+        "max_num_seqs": min(sequences, arguments.get("max_num_batched_tokens") or sequences),
+        **arguments,
         "speculative_config": {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
