@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from eagle3_data import cli
+from eagle3_data.dtypes import SAME, stored_dtype
 from eagle3_data.errors import InputError, SampleError, StorageError, message_of
 from eagle3_data.extraction.store_care import (
     Summary,
@@ -98,7 +99,7 @@ def row_of(summary: Summary) -> tuple[str, ...]:
         summary.extraction_id,
         str(identity.get("fingerprint", "?"))[:8],
         " ".join(map(str, identity.get("layers", "?"))),
-        "fp8" if identity.get("storage_dtype") == "fp8" else str(identity.get("dtype", "?")),
+        stored_dtype(str(identity.get("dtype", "?")), str(identity.get("storage_dtype", SAME))),
         str(identity.get("engine", "?")).split(":")[-1],
         f"{summary.samples:,}",
         "" if summary.tokens is None else f"{summary.tokens:,}",

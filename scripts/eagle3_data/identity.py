@@ -7,6 +7,7 @@ from functools import cached_property
 
 from eagle3_data import FORMAT_VERSION
 from eagle3_data.config import Extraction
+from eagle3_data.dtypes import stored_dtype
 from eagle3_data.hashing import batch_fingerprint, hash_json
 from eagle3_data.records import JsonObject
 from eagle3_data.target import TargetDescription
@@ -49,7 +50,7 @@ class ExtractionIdentity:
     @property
     def stored_dtype(self) -> str:
         """The data type of the states in the store."""
-        return self.dtype if self.storage_dtype == "same" else self.storage_dtype
+        return stored_dtype(self.dtype, self.storage_dtype)
 
     def batch_fingerprint(self, tokens_fingerprint: str) -> str:
         """Identifies a batch's samples together with what is extracted of them."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from eagle3_data.assembly.layout import CARD, PROVENANCE
 from eagle3_data.assembly.provenance import Provenance, SourceUse
 from eagle3_data.assembly.trainers import MODELOPT, SPECFORGE, SPECULATORS
+from eagle3_data.dtypes import SAME, stored_dtype
 from eagle3_data.text import counted
 from eagle3_data.validation.coverage import describe_proofs
 
@@ -71,7 +72,7 @@ inputs. Everything is unshifted: state t and mask t belong to token t; mask 1 sa
 
 def _numbers(facts: Provenance) -> str:
     dtype = str(facts.extraction["dtype"])
-    if facts.extraction.get("storage_dtype", "same") != "fp8":
+    if stored_dtype(dtype, facts.extraction.get("storage_dtype", SAME)) == dtype:
         return dtype
     return f"{dtype}, stored as float8_e4m3fn with a scale for each token and slot (2.6 % off)"
 

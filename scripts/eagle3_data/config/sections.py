@@ -18,6 +18,7 @@ from pydantic import (
 from eagle3_data.config.data import Data
 from eagle3_data.config.generation import Generation
 from eagle3_data.config.section import AnyArguments, Section
+from eagle3_data.dtypes import stored_dtype
 from eagle3_data.findings import IDS
 from eagle3_data.records.run_paths import RunPaths
 
@@ -268,7 +269,7 @@ class Extraction(Section):
     @property
     def stored_dtype(self) -> str:
         """The data type of the states in the store."""
-        return self.dtype if self.storage_dtype == "same" else self.storage_dtype
+        return stored_dtype(self.dtype, self.storage_dtype)
 
     @model_validator(mode="after")
     def _stored_is_smaller(self) -> Self:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from eagle3_data.dtypes import stored_dtype
 from eagle3_data.errors import ConfigError
 from eagle3_data.records import JsonObject
 from eagle3_data.records.failures import Failure, describe_exception
@@ -52,7 +53,7 @@ class EngineSettings:
     @property
     def stored_dtype(self) -> str:
         """The data type of the states in their files."""
-        return self.dtype if self.storage_dtype == "same" else self.storage_dtype
+        return stored_dtype(self.dtype, self.storage_dtype)
 
 
 @dataclass(frozen=True)
